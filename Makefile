@@ -1,0 +1,51 @@
+# Every target sets up .venv by itself. A Python of 3.11 or newer is all that a machine needs.
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+ARGS ?=
+
+.PHONY: demo test check format bench build clean
+
+demo: $(VENV)/.run  ## forecasts, pre-warms, routes and reports on real processes: make demo ARGS="--seed 2"
+	@$(BIN)/tidegate demo $(ARGS)
+
+test: $(VENV)/.dev  ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## style, types, import rules, tidiness
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_tidy.py
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## figures for docs/benchmarks.md
+	$(BIN)/python -m loadtests.bench.hotpath $(ARGS)
+
+build: $(VENV)/.dev
+	$(BIN)/python -m build --wheel --outdir dist
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "tidegate needs Python 3.11 or newer; none found (name one with PYTHON=...)" >&2; exit 2; }
+	@echo "making a virtual environment in $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing what the demo needs (about a minute)"
+	@test -f $(VENV)/.dev || $(PIP) install -c constraints.txt -e '.[controller,report]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing what the tests need (about two minutes)"
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.run
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

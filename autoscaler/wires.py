@@ -1,0 +1,175 @@
+"""The two wires as the control plane sees them: it reads load reports and writes intent tables.
+
+Kept apart from the router's own types on purpose (there is no shared package); `tests/contracts/` proves that each side reads what the
+other writes. Unknown fields are ignored, an unknown version is refused, and a report that cannot be read is missing, never zero.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from autoscaler.errors import BadReport
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of every wire type: immutable, keyword only, unknown fields ignored."""
+
+
+class SloWire(Value):
+    queue_s: float
+    ttft_s: float | None = None
+
+
+class QueueWire(Value):
+    max_requests: int
+    max_bytes: int
+    timeout_s: float
+
+
+class RetriesWire(Value):
+    budget_percent: float
+    max_attempts: int
+    idempotent: bool
+
+
+class TimeoutsWire(Value):
+    connect_s: float
+    first_byte_s: float
+    between_bytes_s: float
+    total_s: float
+
+
+class RoutingWire(Value):
+    policy: str
+    queue: QueueWire
+    retries: RetriesWire
+    timeouts: TimeoutsWire
+    tenants: dict[str, object] | None = None
+    priorities: dict[str, object] | None = None
+
+
+class SupplyWire(Value):
+    eta_s: float | None = None
+
+
+class ModelWire(Value):
+    name: str
+    slo: SloWire
+    routing: RoutingWire
+    aliases: tuple[str, ...] = ()
+    supply: SupplyWire = SupplyWire()
+    versions: dict[str, float] = {}
+    mirror: dict[str, float] = {}
+
+
+class EndpointWire(Value):
+    id: str
+    url: str
+    model: str
+    version: str
+    variant: str
+    engine: str
+    capacity: float
+    limit: int
+    intent: Literal["active", "standby", "draining"]
+    starting: bool = False
+    max_input_tokens: int | None = None
+    served_model: str | None = None
+
+
+class TableWire(Value):
+    """The whole intent table of this controller, all its policies merged."""
+
+    source: str
+    epoch: int
+    revision: int
+    version: Literal[1] = 1
+    share: float = 1.0
+    models: tuple[ModelWire, ...] = ()
+    endpoints: tuple[EndpointWire, ...] = ()
+
+
+class EndpointAckWire(Value):
+    in_flight: int
+    drained: bool
+    health: str
+
+
+class AckWire(Value):
+    applied: tuple[int, int]
+    endpoints: dict[str, EndpointAckWire] = {}
+
+
+class TotalWire(Value):
+    count: int = 0
+    sum: float = 0.0
+
+
+class ModelLoadWire(Value):
+    """One model's load in one router's report; see the router's own type for units."""
+
+    arrived: tuple[int, ...] = ()
+    shed: tuple[int, ...] = ()
+    in_flight: int = 0
+    queued: int = 0
+    queued_tokens: int = 0
+    oldest_s: float = 0.0
+    held_from_zero: int = 0
+    service_s: TotalWire = TotalWire()
+
+
+class EngineLoadWire(Value):
+    running: float | None = None
+    waiting: float | None = None
+    kv: float | None = None
+    age_s: float | None = None
+
+
+class EndpointLoadWire(Value):
+    intent: str
+    health: str
+    in_flight: int
+    limit: int
+    outcomes: dict[str, int] = {}
+    engine: EngineLoadWire = EngineLoadWire()
+
+
+class ReportWire(Value):
+    """One router's report. `second`: whole seconds completed since its boot; the last of `arrived` is second `second - 1`."""
+
+    router: str
+    boot: str
+    seq: int
+    second: int
+    version: Literal[1] = 1
+    held: dict[str, tuple[int, int]] = {}
+    accepting: bool = True
+    models: dict[str, ModelLoadWire] = {}
+    endpoints: dict[str, EndpointLoadWire] = {}
+
+
+_REPORT = msgspec.json.Decoder(ReportWire)
+_ACK = msgspec.json.Decoder(AckWire)
+
+
+def parse_report(document: bytes) -> ReportWire:
+    """Read one load report. Raises `BadReport` naming the field."""
+    try:
+        return _REPORT.decode(document)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadReport(f"load report: {error}") from error
+
+
+def parse_ack(document: bytes) -> AckWire:
+    """Read the answer to a table. Raises `BadReport` naming the field."""
+    try:
+        return _ACK.decode(document)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadReport(f"table acknowledgement: {error}") from error
+
+
+def encode_table(table: TableWire) -> bytes:
+    """The document that `PUT /admin/v1/endpoints` takes."""
+    return msgspec.json.encode(table)

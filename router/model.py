@@ -1,0 +1,259 @@
+"""The two wires as the router sees them, and the words both tables of an endpoint's state use.
+
+What travels: wire 2, the intent table a source sends (`PUT /admin/v1/endpoints`, or the document of `router -f FILE`), and wire 1, the
+load report the router gives (`GET /admin/v1/load`). The types are frozen; parsing refuses an unknown version, ignores unknown fields and
+names the field, the value and what is allowed. This module knows no socket, no clock and nothing of the control plane, which parses its
+own types; `tests/contracts/` holds the two together.
+
+Units: seconds (`_s`), counts, bytes; ages relative to the sender; counters cumulative per boot.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from router.errors import BadTable
+
+WIRE_VERSION = 1
+
+Intent = Literal["active", "standby", "draining"]
+Health = Literal["unknown", "ready", "ejected", "half-open"]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of every wire type: immutable, keyword only, unknown fields ignored."""
+
+
+class Slo(Value):
+    """What a request is promised. `queue_s`: longest wait before it is sent on; `ttft_s`: to its first byte, None = not promised."""
+
+    queue_s: Positive = 5.0
+    ttft_s: Positive | None = None
+
+
+class QueueBounds(Value):
+    """Bounds of one model's queue. A request older than `timeout_s` is evicted with 503; 0 requests = never queue."""
+
+    max_requests: Annotated[int, msgspec.Meta(ge=0)] = 2000
+    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
+    timeout_s: Positive = 30.0
+
+
+class Retries(Value):
+    """How often a request may be sent again. `budget_percent` of recent requests; `idempotent`: may one be re-sent after it was sent."""
+
+    budget_percent: NotNegative = 20.0
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
+    idempotent: bool = False
+
+
+class Timeouts(Value):
+    """Bounds on the engine's side, each on its own."""
+
+    connect_s: Positive = 2.0
+    first_byte_s: Positive = 120.0
+    between_bytes_s: Positive = 60.0
+    total_s: Positive = 1800.0
+
+
+class Routing(Value):
+    """The policy's `routing`, durations in seconds. `tenants` and `priorities` are passed on as they came."""
+
+    policy: Literal["least-load", "prefix", "session", "round-robin"] = "least-load"
+    queue: QueueBounds = QueueBounds()
+    retries: Retries = Retries()
+    timeouts: Timeouts = Timeouts()
+    tenants: dict[str, Any] | None = None
+    priorities: dict[str, Any] | None = None
+
+
+class Supply(Value):
+    """`eta_s`: seconds until the next replica is ready, None when none is on its way. It becomes Retry-After."""
+
+    eta_s: NotNegative | None = None
+
+
+class ModelIntent(Value):
+    """One model name that requests may ask for, its aliases and how it is to be routed."""
+
+    name: Name
+    aliases: tuple[Name, ...] = ()
+    slo: Slo = Slo()
+    routing: Routing = Routing()
+    supply: Supply = Supply()
+    versions: dict[str, NotNegative] = {}
+    mirror: dict[str, NotNegative] = {}
+
+
+class EndpointIntent(Value):
+    """One replica as the router is to see it.
+
+    `capacity`: signal units it holds within the SLO (weight of the pick); `limit`: most requests in flight over all routers;
+    `starting`: it exists but does not answer yet, so it is supply, never routable.
+    """
+
+    id: Name
+    url: str
+    model: Name
+    version: str = "v1"
+    variant: str = "default"
+    engine: str = "generic"
+    capacity: Positive = 1.0
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 1
+    intent: Intent = "active"
+    starting: bool = False
+    max_input_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    served_model: Name | None = None
+
+
+class IntentTable(Value):
+    """The whole table of one source: whatever it omits is gone."""
+
+    source: Name
+    version: Literal[1] = 1
+    epoch: Annotated[int, msgspec.Meta(ge=0)] = 0
+    revision: Annotated[int, msgspec.Meta(ge=0)] = 0
+    share: Share = 1.0
+    models: tuple[ModelIntent, ...] = ()
+    endpoints: tuple[EndpointIntent, ...] = ()
+
+
+class EndpointAck(Value):
+    """`drained`: the draining intent is applied and nothing is bound to the endpoint any more."""
+
+    in_flight: int
+    drained: bool
+    health: Health
+
+
+class TableAck(Value):
+    """The answer to a table: the (epoch, revision) now held and each endpoint's state."""
+
+    applied: tuple[int, int]
+    endpoints: dict[str, EndpointAck] = {}
+
+
+class Histogram(Value):
+    """Cumulative per boot: `count[i]` values were <= `le[i]`; the last count is of all values."""
+
+    le: tuple[float, ...] = ()
+    count: tuple[int, ...] = ()
+
+
+class Total(Value):
+    """Cumulative per boot: how many and their sum in seconds."""
+
+    count: int = 0
+    sum: float = 0.0
+
+
+class ModelLoad(Value):
+    """Load of one model: per-second counts of the last complete seconds (the last one last) and gauges of now."""
+
+    arrived: tuple[int, ...] = ()
+    tokens_in: tuple[int, ...] = ()
+    tokens_out: tuple[int, ...] = ()
+    shed: tuple[int, ...] = ()
+    in_flight: int = 0
+    queued: int = 0
+    queued_tokens: int = 0
+    oldest_s: float = 0.0
+    held_from_zero: int = 0
+    service_s: Total = Total()
+    ttft_s: Histogram = Histogram()
+    itl_s: Histogram = Histogram()
+
+
+class EngineLoad(Value):
+    """What the engine itself reports; None = it does not say, which is not 0. `age_s`: how old the reading is."""
+
+    running: float | None = None
+    waiting: float | None = None
+    kv: float | None = None
+    age_s: float | None = None
+
+
+class EndpointLoad(Value):
+    """One endpoint as this router sees it. `outcomes`: cumulative counts by outcome; `limit`: this router's share."""
+
+    intent: str
+    health: Health
+    in_flight: int
+    limit: int
+    outcomes: dict[str, int] = {}
+    engine: EngineLoad = EngineLoad()
+
+
+class LoadReport(Value):
+    """Wire 1. `second`: how many whole seconds this boot has completed, so that a reader knows which of `arrived` are new to it."""
+
+    router: str
+    boot: str
+    seq: int
+    second: int
+    version: Literal[1] = 1
+    held: dict[str, tuple[int, int]] = {}
+    accepting: bool = True
+    models: dict[str, ModelLoad] = {}
+    endpoints: dict[str, EndpointLoad] = {}
+
+
+_TABLE = msgspec.json.Decoder(IntentTable)
+
+
+def parse_table(document: bytes) -> IntentTable:
+    """Read one intent table from JSON. Raises `BadTable` naming the field and what is allowed."""
+    try:
+        table = _TABLE.decode(document)
+    except msgspec.ValidationError as error:
+        raise BadTable(str(error)) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadTable(f"not JSON: {error}") from error
+    return checked(table)
+
+
+def table_from(document: object) -> IntentTable:
+    """The same from already parsed YAML or JSON. Raises `BadTable`."""
+    try:
+        return checked(msgspec.convert(document, IntentTable))
+    except msgspec.ValidationError as error:
+        raise BadTable(str(error)) from error
+
+
+def checked(table: IntentTable) -> IntentTable:
+    """Rules across fields: unique ids, one owner per model name, every endpoint's model known, plain http URLs. Raises `BadTable`."""
+    owners: dict[str, str] = {}
+    for index, model in enumerate(table.models):
+        for name in (model.name, *model.aliases):
+            if name in owners:
+                raise BadTable(f"`$.models[{index}]`: the name {name!r} already belongs to {owners[name]!r}")
+            owners[name] = model.name
+    seen: set[str] = set()
+    for index, endpoint in enumerate(table.endpoints):
+        where = f"`$.endpoints[{index}]`"
+        if endpoint.id in seen:
+            raise BadTable(f"{where}.id: {endpoint.id!r} appears twice; ids are unique in a table")
+        seen.add(endpoint.id)
+        if endpoint.model not in owners:
+            raise BadTable(f"{where}.model: {endpoint.model!r} is not one of the table's models: {sorted(owners) or 'none'}")
+        host_and_port(endpoint.url, f"{where}.url")
+    return table
+
+
+def host_and_port(url: str, where: str = "url") -> tuple[str, int]:
+    """`http://HOST:PORT` -> (host, port); a path, a query or another scheme is refused. Raises `BadTable`."""
+    problem = BadTable(f"{where}: {url!r} is not of the form http://HOST:PORT")
+    scheme, _, rest = url.partition("://")
+    host, _, port = rest.rstrip("/").rpartition(":")
+    if scheme != "http" or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise problem
+    bare = host[1:-1] if host[0] == "[" and host[-1] == "]" else host
+    if not bare or any(c in bare for c in "/?#@[] ") or (":" in bare and bare == host):
+        raise problem
+    return bare, int(port)

@@ -1,0 +1,86 @@
+"""Tidegate: the command line and the composition root.
+
+Each row of `COMMANDS` names a module that has two functions, `NAME_arguments(parser)` and `NAME(args) -> exit code`; it is imported only
+when asked for, so `tidegate --help` stays quick and a router needs no forecasting. Expected refusals carry `exit_code` (2 = bad input)
+and are printed as one line. What one package must not import from another (a law for the controller) is handed over here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("loadtests.cli", "real router, controller and replica processes under load, beside the HPA law; ends in a verdict"),
+    "validate": ("autoscaler.cli", "all problems of a policy at once"),
+    "controller": ("autoscaler.cli", "the controller: forecasts, decides, starts and stops replicas"),
+    "why": ("autoscaler.cli", "why that many replicas: inputs, each step, what bound"),
+    "router": ("router.cli", "the router alone, from a file of endpoints or fed by a controller"),
+    "replay": ("loadtests.cli", "open-loop load from a trace against any OpenAI-compatible URL"),
+    "engine": ("loadtests.cli", "an emulated inference engine that takes its time to load"),
+}
+
+INJECTED: dict[str, Callable[[], Mapping[str, Any]]] = {
+    "controller": lambda: import_module("loadtests.laws").LAWS,
+}
+"""What a command gets besides its arguments, as `args.injected`: the laws that a controller may be asked to follow instead of its own."""
+
+
+def parser_for(name: str) -> argparse.ArgumentParser:
+    """The argument parser of one command. Raises `KeyError` for an unknown one."""
+    module, summary = COMMANDS[name]
+    parser = argparse.ArgumentParser(
+        prog=f"tidegate {name}", description=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    getattr(import_module(module), f"{name}_arguments")(parser)
+    return parser
+
+
+def overview() -> str:
+    """What `tidegate --help` prints."""
+    rows = "\n".join(f"  {name:<11} {summary}" for name, (_, summary) in COMMANDS.items())
+    return (
+        "usage: tidegate [--help] [--version] COMMAND ...\n\n"
+        "Forecasts load, starts GPU replicas ahead of it, and routes without cutting a stream.\n\n"
+        f"commands:\n{rows}\n\n"
+        "'tidegate COMMAND --help' shows each one's options with an example.\n"
+        "Exit codes: 0 success, 1 failure, 2 bad input."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"tidegate {__version__}")
+        return 0
+    name = words[0]
+    if name not in COMMANDS:
+        print(f"tidegate: unknown command {name!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    args = parser_for(name).parse_args(words[1:])
+    args.injected = INJECTED.get(name)
+    try:
+        return int(getattr(import_module(COMMANDS[name][0]), name)(args))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        print(f"tidegate {name}: {error}", file=sys.stderr)
+        return int(code)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
