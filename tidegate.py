@@ -16,7 +16,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("loadtests.cli", "real router, controller and replica processes under load, beside the HPA law; ends in a verdict"),
+    "demo": (
+        "loadtests.cli",
+        "real router, controller and replica processes under load, beside the HPA law; ends in a verdict",
+    ),
     "validate": ("autoscaler.cli", "all problems of a policy at once"),
     "controller": ("autoscaler.cli", "the controller: forecasts, decides, starts and stops replicas"),
     "why": ("autoscaler.cli", "why that many replicas: inputs, each step, what bound"),

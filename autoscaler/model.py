@@ -1,12 +1,13 @@
 """The values that travel through one tick: sample -> observation -> decision -> commands.
 
-All are frozen; time is always an argument (`Now`). Unknown is a value: None means "not known", which is neither 0 nor NaN, and absence
-never lowers anything. Units: seconds (`_s`), requests per second (`_per_s`), replicas; demand and capacity are in the policy's signal
-unit (concurrency: requests in flight plus queued).
+All are frozen; time is always an argument (`Now`). Unknown is a value: None means "not known", which is neither 0 nor
+NaN, and absence never lowers anything. Units: seconds (`_s`), requests per second (`_per_s`), replicas; demand and
+capacity are in the policy's signal unit (concurrency: requests in flight plus queued).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,7 +22,8 @@ class Now:
 
 
 class ReplicaState(StrEnum):
-    """requested -> starting -> ready -> draining (-> ready: resurrected) -> stopping -> gone. Standby is an intent on a ready replica."""
+    """requested -> starting -> ready -> draining (-> ready: resurrected) -> stopping -> gone. Standby is an intent on
+    a ready replica."""
 
     REQUESTED = "requested"
     STARTING = "starting"
@@ -36,8 +38,9 @@ class ReplicaState(StrEnum):
 class Replica:
     """One copy of the model, from its start command to its exit.
 
-    `started_s`, `ready_s`, `draining_s`: monotonic moments, None = not yet. `standby`: ready but not routed. `drained`: every router
-    said so. `failed`: the process or pod died or never became ready; `why` says how. `url` None until a port is known.
+    `started_s`, `ready_s`, `draining_s`: monotonic moments, None = not yet. `standby`: ready but not routed.
+    `drained`: every router said so. `failed`: the process or pod died or never became ready; `why` says how. `url`
+    None until a port is known.
     """
 
     id: str
@@ -60,9 +63,9 @@ class Replica:
 class Sample:
     """One policy's load, summed over the routers that answered.
 
-    `arrivals`: requests per second for each second that is new since the last sample, oldest first; None = the second is missing.
-    Gauges are of now. `service_count`, `service_sum_s`: growth since the last sample. `routers_missing` names those that did not
-    answer; `age_s` is the age of the oldest part.
+    `arrivals`: requests per second for each second that is new since the last sample, oldest first; None = the second
+    is missing. Gauges are of now. `service_count`, `service_sum_s`: growth since the last sample. `routers_missing`
+    names those that did not answer; `age_s` is the age of the oldest part.
     """
 
     at: Now
@@ -86,14 +89,26 @@ class StartTime:
     p90_s: float
     samples: int = 0
 
+    @property
+    def p99_s(self) -> float:
+        """What 99% of starts take at most: a lognormal through both quantiles. Later than this is overdue.
+
+        ln T is normal with mean ln P50 and sigma = ln(P90 / P50) / 1.2816, so P99 = P50 exp(2.3263 sigma). Sigma is at
+        least 0.15 (P99 >= 1.42 P50): starts that all took the same time so far must not make the next one overdue for
+        being a little slower.
+        """
+        sigma = max(0.15, math.log(max(self.p90_s / self.p50_s, 1.0)) / 1.2816) if self.p50_s > 0 else 0.0
+        return max(self.p90_s, self.p50_s * math.exp(2.3263 * sigma))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """What is known at a tick, and what is not.
 
-    `stable_per_s`, `panic_per_s`: mean arrivals per second over the two windows, None when unknown. `service_s`: mean service time
-    (EWMA, prior from the policy). `demand`, `panic_demand`: the same in signal units. `backlog`: requests queued at the routers, None
-    when unknown. `gaps` says in words what is missing, stale or absurd; `trusted` is False when the load itself is unknown.
+    `stable_per_s`, `panic_per_s`: mean arrivals per second over the two windows, None when unknown. `service_s`: mean
+    service time (EWMA, prior from the policy). `demand`, `panic_demand`: the same in signal units. `backlog`: requests
+    queued at the routers, None when unknown. `gaps` says in words what is missing, stale or absurd; `trusted` is False
+    when the load itself is unknown.
     """
 
     at: Now
@@ -133,10 +148,12 @@ class VariantTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeciderState:
-    """What a law remembers between ticks: recent recommendations as (monotonic_s, desired) for stabilization, the last total, panic
-    since when; `memory` is free for other laws (hashable values)."""
+    """What a law remembers between ticks: recent recommendations as (monotonic_s, desired) for stabilization, totals
+    decided as (monotonic_s, total since then) for rate limits, the last total, panic since when (the last moment that
+    had a cause for it); `memory` is free for other laws (hashable values)."""
 
     recommendations: tuple[tuple[float, int], ...] = ()
+    totals: tuple[tuple[float, int], ...] = ()
     last_desired: int | None = None
     panic_since_s: float | None = None
     memory: tuple[tuple[str, float], ...] = ()
@@ -144,10 +161,11 @@ class DeciderState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A value with reasons, not a call. `valid` False means: act on nothing. `desired` is the total to be routed, standby apart.
+    """A value with reasons, not a call. `valid` False means: act on nothing. `desired` is the total to be routed,
+    standby apart.
 
-    `bound_by` names the step that had the last word, None when the load itself had. `need` is the demand in signal units that
-    `desired` answers, None when unknown.
+    `bound_by` names the step that had the last word, None when the load itself had. `need` is the demand in signal
+    units that `desired` answers, None when unknown.
     """
 
     at: Now
@@ -174,7 +192,8 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One action. START names a variant and, in `standby`, what it is for; all others name a replica. `why` in a sentence."""
+    """One action. START names a variant and, in `standby`, what it is for; all others name a replica. `why` in a
+    sentence."""
 
     action: Action
     variant: str
@@ -204,7 +223,8 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """A decision with the inputs it was made from, as the history keeps it and `tidegate why` prints it. JSON-ready mappings."""
+    """A decision with the inputs it was made from, as the history keeps it and `tidegate why` prints it. JSON-ready
+    mappings."""
 
     policy: str
     epoch_s: float

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from autoscaler.model import Command, Decision, DeciderState, DecisionRecord, Now, Observation, Replica, Sample, StartTime
+from autoscaler.model import (
+    DeciderState,
+    Decision,
+    DecisionRecord,
+    Now,
+    Observation,
+    Replica,
+    Sample,
+    StartTime,
+)
 from autoscaler.policy import ScalingPolicy
 from forecasting.forecast import Forecast
 
@@ -39,8 +48,13 @@ class ReplicaTarget(Protocol):
 class RouterLink(Protocol):
     """Endpoint intents to every router, and its acknowledgements."""
 
-    async def publish(self, policies: Sequence[ScalingPolicy], replicas: Mapping[str, Sequence[Replica]], now: Now) -> Mapping[str, bool]:
+    async def publish(
+        self, policies: Sequence[ScalingPolicy], replicas: Mapping[str, Sequence[Replica]], now: Now
+    ) -> Mapping[str, bool]:
         """Send the whole merged table to all routers; returns replica id -> drained on every router that is not confirmed gone."""
+
+    def in_flight(self) -> Mapping[str, int]:
+        """Requests in flight per replica over all routers, as last acknowledged; a replica nobody spoke of is left out."""
 
 
 class History(Protocol):

@@ -1,7 +1,8 @@
 """The two wires as the control plane sees them: it reads load reports and writes intent tables.
 
-Kept apart from the router's own types on purpose (there is no shared package); `tests/contracts/` proves that each side reads what the
-other writes. Unknown fields are ignored, an unknown version is refused, and a report that cannot be read is missing, never zero.
+Kept apart from the router's own types on purpose (there is no shared package); `tests/contracts/` proves that each
+side reads what the other writes. Unknown fields are ignored, an unknown version is refused, and a report that cannot
+be read is missing, never zero.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of every wire type: immutable, keyword only, unknown fields ignored."""
 
 
-class SloWire(Value):
+class SloWire(Value, frozen=True, kw_only=True):
     queue_s: float
     ttft_s: float | None = None
 
 
-class QueueWire(Value):
+class QueueWire(Value, frozen=True, kw_only=True):
     max_requests: int
     max_bytes: int
     timeout_s: float
 
 
-class RetriesWire(Value):
+class RetriesWire(Value, frozen=True, kw_only=True):
     budget_percent: float
     max_attempts: int
     idempotent: bool
 
 
-class TimeoutsWire(Value):
+class TimeoutsWire(Value, frozen=True, kw_only=True):
     connect_s: float
     first_byte_s: float
     between_bytes_s: float
     total_s: float
 
 
-class RoutingWire(Value):
+class RoutingWire(Value, frozen=True, kw_only=True):
     policy: str
     queue: QueueWire
     retries: RetriesWire
@@ -50,11 +51,11 @@ class RoutingWire(Value):
     priorities: dict[str, object] | None = None
 
 
-class SupplyWire(Value):
+class SupplyWire(Value, frozen=True, kw_only=True):
     eta_s: float | None = None
 
 
-class ModelWire(Value):
+class ModelWire(Value, frozen=True, kw_only=True):
     name: str
     slo: SloWire
     routing: RoutingWire
@@ -64,7 +65,7 @@ class ModelWire(Value):
     mirror: dict[str, float] = {}
 
 
-class EndpointWire(Value):
+class EndpointWire(Value, frozen=True, kw_only=True):
     id: str
     url: str
     model: str
@@ -79,7 +80,7 @@ class EndpointWire(Value):
     served_model: str | None = None
 
 
-class TableWire(Value):
+class TableWire(Value, frozen=True, kw_only=True):
     """The whole intent table of this controller, all its policies merged."""
 
     source: str
@@ -91,23 +92,23 @@ class TableWire(Value):
     endpoints: tuple[EndpointWire, ...] = ()
 
 
-class EndpointAckWire(Value):
+class EndpointAckWire(Value, frozen=True, kw_only=True):
     in_flight: int
     drained: bool
     health: str
 
 
-class AckWire(Value):
+class AckWire(Value, frozen=True, kw_only=True):
     applied: tuple[int, int]
     endpoints: dict[str, EndpointAckWire] = {}
 
 
-class TotalWire(Value):
+class TotalWire(Value, frozen=True, kw_only=True):
     count: int = 0
     sum: float = 0.0
 
 
-class ModelLoadWire(Value):
+class ModelLoadWire(Value, frozen=True, kw_only=True):
     """One model's load in one router's report; see the router's own type for units."""
 
     arrived: tuple[int, ...] = ()
@@ -120,14 +121,14 @@ class ModelLoadWire(Value):
     service_s: TotalWire = TotalWire()
 
 
-class EngineLoadWire(Value):
+class EngineLoadWire(Value, frozen=True, kw_only=True):
     running: float | None = None
     waiting: float | None = None
     kv: float | None = None
     age_s: float | None = None
 
 
-class EndpointLoadWire(Value):
+class EndpointLoadWire(Value, frozen=True, kw_only=True):
     intent: str
     health: str
     in_flight: int
@@ -136,8 +137,10 @@ class EndpointLoadWire(Value):
     engine: EngineLoadWire = EngineLoadWire()
 
 
-class ReportWire(Value):
-    """One router's report. `second`: whole seconds completed since its boot; the last of `arrived` is second `second - 1`."""
+class ReportWire(Value, frozen=True, kw_only=True):
+    """One router's report. `second`: whole seconds completed since its boot; the last of `arrived` is second `second
+    - 1`.
+    """
 
     router: str
     boot: str

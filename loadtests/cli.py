@@ -8,13 +8,27 @@ from pathlib import Path
 
 def demo_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `tidegate demo`."""
-    parser.epilog = 'example:\n  tidegate demo --seed 2\n  tidegate demo --trace AzureLLMInferenceTrace_conv.csv --seconds 600'
-    parser.add_argument("--trace", type=Path, help="a real trace (Azure, BurstGPT, Mooncake, own CSV or Parquet); default: generated load")
+    parser.epilog = (
+        "example:\n  tidegate demo --seed 2\n  tidegate demo --trace AzureLLMInferenceTrace_conv.csv --seconds 600"
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        help="a real trace (Azure, BurstGPT, Mooncake, own CSV or Parquet); default: generated load",
+    )
     parser.add_argument("--trace-format", help="say the form instead of letting it be recognised")
-    parser.add_argument("--skip-bad-rows", action="store_true", help="count broken rows instead of stopping at the first")
-    parser.add_argument("--seconds", type=float, help="how much of the load to play, in seconds of the load's own clock")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the generated load and of every random choice (default 1)")
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where scorecard.json and report.html go (default demo-out)")
+    parser.add_argument(
+        "--skip-bad-rows", action="store_true", help="count broken rows instead of stopping at the first"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="how much of the load to play, in seconds of the load's own clock"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the generated load and of every random choice (default 1)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-out"), help="where scorecard.json and report.html go (default demo-out)"
+    )
     parser.add_argument("--json", action="store_true", help="print the scorecard as JSON instead of the tables")
 
 
@@ -28,23 +42,35 @@ def demo(args: argparse.Namespace) -> int:
 def replay_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `tidegate replay`."""
     parser.epilog = "example:\n  tidegate replay --trace BurstGPT_1.csv --url http://127.0.0.1:8080 --speed 10 --limit 500 --out out"
-    parser.add_argument("--trace", type=Path, required=True, help="Azure, BurstGPT, Mooncake, own CSV or Parquet; gzip accepted")
+    parser.add_argument(
+        "--trace", type=Path, required=True, help="Azure, BurstGPT, Mooncake, own CSV or Parquet; gzip accepted"
+    )
     parser.add_argument("--trace-format", help="say the form instead of letting it be recognised")
-    parser.add_argument("--skip-bad-rows", action="store_true", help="count broken rows instead of stopping at the first")
-    parser.add_argument("--url", required=True, help="base URL of an OpenAI-compatible server, such as http://127.0.0.1:8080")
+    parser.add_argument(
+        "--skip-bad-rows", action="store_true", help="count broken rows instead of stopping at the first"
+    )
+    parser.add_argument(
+        "--url", required=True, help="base URL of an OpenAI-compatible server, such as http://127.0.0.1:8080"
+    )
     parser.add_argument("--model", help="model name to ask for; default: the trace's, else the only one the server has")
     parser.add_argument("--speed", type=float, default=1.0, help="play the trace this many times faster (default 1)")
     parser.add_argument("--limit", type=int, help="stop after this many requests")
-    parser.add_argument("--timeout-s", type=float, default=600.0, help="give a request up after this long (default 600)")
-    parser.add_argument("--queue-s", type=float, default=5.0, help="late = waited longer than this in a queue (default 5)")
+    parser.add_argument(
+        "--timeout-s", type=float, default=600.0, help="give a request up after this long (default 600)"
+    )
+    parser.add_argument(
+        "--queue-s", type=float, default=5.0, help="late = waited longer than this in a queue (default 5)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of arrivals drawn from a trace of rates (default 1)")
-    parser.add_argument("--out", type=Path, default=Path("replay-out"), help="where requests and scorecard.json go (default replay-out)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("replay-out"), help="where requests and scorecard.json go (default replay-out)"
+    )
     parser.add_argument("--json", action="store_true", help="print the scorecard as JSON")
 
 
 def replay(args: argparse.Namespace) -> int:
     """Replay a trace; 0 when every request was accounted for."""
-    from loadtests.replay import run_replay
+    from loadtests.replay_run import run_replay
 
     return run_replay(args)
 

@@ -1,4 +1,4 @@
-"""Expected refusals of the router: a small closed hierarchy. The command line exits with `exit_code`; the admin API answers with `status`."""
+"""Expected refusals of the router, a small closed hierarchy: `exit_code` is for the command line, `status` for the admin API."""
 
 from __future__ import annotations
 

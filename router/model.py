@@ -30,14 +30,14 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of every wire type: immutable, keyword only, unknown fields ignored."""
 
 
-class Slo(Value):
+class Slo(Value, frozen=True):
     """What a request is promised. `queue_s`: longest wait before it is sent on; `ttft_s`: to its first byte, None = not promised."""
 
     queue_s: Positive = 5.0
     ttft_s: Positive | None = None
 
 
-class QueueBounds(Value):
+class QueueBounds(Value, frozen=True):
     """Bounds of one model's queue. A request older than `timeout_s` is evicted with 503; 0 requests = never queue."""
 
     max_requests: Annotated[int, msgspec.Meta(ge=0)] = 2000
@@ -45,7 +45,7 @@ class QueueBounds(Value):
     timeout_s: Positive = 30.0
 
 
-class Retries(Value):
+class Retries(Value, frozen=True):
     """How often a request may be sent again. `budget_percent` of recent requests; `idempotent`: may one be re-sent after it was sent."""
 
     budget_percent: NotNegative = 20.0
@@ -53,7 +53,7 @@ class Retries(Value):
     idempotent: bool = False
 
 
-class Timeouts(Value):
+class Timeouts(Value, frozen=True):
     """Bounds on the engine's side, each on its own."""
 
     connect_s: Positive = 2.0
@@ -62,7 +62,7 @@ class Timeouts(Value):
     total_s: Positive = 1800.0
 
 
-class Routing(Value):
+class Routing(Value, frozen=True):
     """The policy's `routing`, durations in seconds. `tenants` and `priorities` are passed on as they came."""
 
     policy: Literal["least-load", "prefix", "session", "round-robin"] = "least-load"
@@ -73,13 +73,13 @@ class Routing(Value):
     priorities: dict[str, Any] | None = None
 
 
-class Supply(Value):
+class Supply(Value, frozen=True):
     """`eta_s`: seconds until the next replica is ready, None when none is on its way. It becomes Retry-After."""
 
     eta_s: NotNegative | None = None
 
 
-class ModelIntent(Value):
+class ModelIntent(Value, frozen=True):
     """One model name that requests may ask for, its aliases and how it is to be routed."""
 
     name: Name
@@ -91,7 +91,7 @@ class ModelIntent(Value):
     mirror: dict[str, NotNegative] = {}
 
 
-class EndpointIntent(Value):
+class EndpointIntent(Value, frozen=True):
     """One replica as the router is to see it.
 
     `capacity`: signal units it holds within the SLO (weight of the pick); `limit`: most requests in flight over all routers;
@@ -112,7 +112,7 @@ class EndpointIntent(Value):
     served_model: Name | None = None
 
 
-class IntentTable(Value):
+class IntentTable(Value, frozen=True):
     """The whole table of one source: whatever it omits is gone."""
 
     source: Name
@@ -124,7 +124,7 @@ class IntentTable(Value):
     endpoints: tuple[EndpointIntent, ...] = ()
 
 
-class EndpointAck(Value):
+class EndpointAck(Value, frozen=True):
     """`drained`: the draining intent is applied and nothing is bound to the endpoint any more."""
 
     in_flight: int
@@ -132,28 +132,28 @@ class EndpointAck(Value):
     health: Health
 
 
-class TableAck(Value):
+class TableAck(Value, frozen=True):
     """The answer to a table: the (epoch, revision) now held and each endpoint's state."""
 
     applied: tuple[int, int]
     endpoints: dict[str, EndpointAck] = {}
 
 
-class Histogram(Value):
+class Histogram(Value, frozen=True):
     """Cumulative per boot: `count[i]` values were <= `le[i]`; the last count is of all values."""
 
     le: tuple[float, ...] = ()
     count: tuple[int, ...] = ()
 
 
-class Total(Value):
+class Total(Value, frozen=True):
     """Cumulative per boot: how many and their sum in seconds."""
 
     count: int = 0
     sum: float = 0.0
 
 
-class ModelLoad(Value):
+class ModelLoad(Value, frozen=True):
     """Load of one model: per-second counts of the last complete seconds (the last one last) and gauges of now."""
 
     arrived: tuple[int, ...] = ()
@@ -170,7 +170,7 @@ class ModelLoad(Value):
     itl_s: Histogram = Histogram()
 
 
-class EngineLoad(Value):
+class EngineLoad(Value, frozen=True):
     """What the engine itself reports; None = it does not say, which is not 0. `age_s`: how old the reading is."""
 
     running: float | None = None
@@ -179,7 +179,7 @@ class EngineLoad(Value):
     age_s: float | None = None
 
 
-class EndpointLoad(Value):
+class EndpointLoad(Value, frozen=True):
     """One endpoint as this router sees it. `outcomes`: cumulative counts by outcome; `limit`: this router's share."""
 
     intent: str
@@ -190,7 +190,7 @@ class EndpointLoad(Value):
     engine: EngineLoad = EngineLoad()
 
 
-class LoadReport(Value):
+class LoadReport(Value, frozen=True):
     """Wire 1. `second`: how many whole seconds this boot has completed, so that a reader knows which of `arrived` are new to it."""
 
     router: str
@@ -241,7 +241,9 @@ def checked(table: IntentTable) -> IntentTable:
             raise BadTable(f"{where}.id: {endpoint.id!r} appears twice; ids are unique in a table")
         seen.add(endpoint.id)
         if endpoint.model not in owners:
-            raise BadTable(f"{where}.model: {endpoint.model!r} is not one of the table's models: {sorted(owners) or 'none'}")
+            raise BadTable(
+                f"{where}.model: {endpoint.model!r} is not one of the table's models: {sorted(owners) or 'none'}"
+            )
         host_and_port(endpoint.url, f"{where}.url")
     return table
 

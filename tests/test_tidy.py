@@ -15,7 +15,8 @@ PACKAGES = ("autoscaler", "forecasting", "loadtests", "router")
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 MACHINE = re.compile(
-    r"/(?:work|farm|root|home)/\w|/tmp/[a-z]|deb\.debian\.org|pypi\.org|pythonhosted|registry\.npmjs|proxy\.golang", re.IGNORECASE
+    r"/(?:work|farm|root|home)/\w|/tmp/[a-z]|deb\.debian\.org|pypi\.org|pythonhosted|registry\.npmjs|proxy\.golang",
+    re.IGNORECASE,
 )
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b|NotImplementedError")
 
@@ -23,7 +24,11 @@ UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b|NotImplementedError")
 def tracked() -> list[Path]:
     """Text files that git tracks or would add; without git, every file outside hidden folders."""
     listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if listing.returncode == 0:
         paths = [ROOT / line for line in listing.stdout.splitlines()]
@@ -58,12 +63,18 @@ def test_modules_and_functions_stay_small() -> None:
         for function in functions(ast.parse(text)):
             length = (function.end_lineno or function.lineno) - function.lineno + 1
             if length > FUNCTION_LINES_MAX:
-                too_long.append(f"{where(path, function.lineno)}: {function.name} has {length} lines, at most {FUNCTION_LINES_MAX}")
+                too_long.append(
+                    f"{where(path, function.lineno)}: {function.name} has {length} lines, at most {FUNCTION_LINES_MAX}"
+                )
     assert too_long == []
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [where(p) for p in modules() if p.stat().st_size and ast.get_docstring(ast.parse(p.read_text(encoding="utf-8"))) is None]
+    silent = [
+        where(p)
+        for p in modules()
+        if p.stat().st_size and ast.get_docstring(ast.parse(p.read_text(encoding="utf-8"))) is None
+    ]
     assert silent == []
 
 

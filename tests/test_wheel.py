@@ -59,7 +59,12 @@ def test_it_installs_and_runs_outside_the_checkout(wheel: Path, tmp_path: Path) 
     for arguments in (["--help"], ["validate", "-f", str(policy)], ["engine", "--help"]):
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         done = subprocess.run(
-            [str(python), "-c", program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            [str(python), "-c", program, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, (arguments, done.stderr)
         assert done.stdout

@@ -1,0 +1,319 @@
+"""Replicas as processes: real ones, started, seen ready, crashed, stopped; nothing is left of any of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.adapters.local import LocalReplicas
+from autoscaler.adapters.logs import tidy
+from autoscaler.adapters.processes import FIRST_PORT, free_port, group_members, is_running, listens
+from autoscaler.controller.history import SqliteHistory
+from autoscaler.errors import ControllerError
+from autoscaler.model import Now, Replica, ReplicaState, StartTime
+from autoscaler.policy import ScalingPolicy
+from tests.builders import a_policy, variant_document
+
+SERVER = """
+import http.server, os, signal, subprocess, sys, time
+port, how = int(sys.argv[1]), sys.argv[2]
+print("loading", how, os.environ.get("DEVICE", ""), flush=True)
+if how == "crash":
+    print("out of memory", flush=True)
+    sys.exit(3)
+if how == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if how == "children":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+if how == "never":
+    time.sleep(600)
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/ready" else 404)
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()
+"""
+PRIOR = StartTime(p50_s=60, p90_s=120)
+
+
+def clock() -> Now:
+    now_s = asyncio.get_running_loop().time()
+    return Now(monotonic_s=now_s, epoch_s=1_700_000_000 + now_s)
+
+
+class Yard:
+    """A target with its history, and the news it gives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.script = folder / "server.py"
+        self.script.write_text(SERVER)
+        self.history = SqliteHistory(folder / "state")
+        self.target = LocalReplicas(self.history, folder / "logs", clock, stop_bound_s=5.0)
+        self.news = asyncio.Event()
+        self.target.on_change = self.news.set
+
+    def policy(self, how: str = "ok", **process: Any) -> ScalingPolicy:
+        command = ["{python}", str(self.script), "{port}", how, "{id}"]
+        whole = {"command": command, "readiness": {"path": "/ready"}, **process}
+        return a_policy([variant_document("v", process=whole)])
+
+    async def start(self, policy: ScalingPolicy) -> Replica:
+        return await self.target.start(policy, "v", False, clock())
+
+    async def there(self, policy: ScalingPolicy) -> tuple[Replica, ...]:
+        return await self.target.replicas(policy, clock())
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait for news until the condition holds; ten times what it should take."""
+        async with asyncio.timeout(30):
+            while not true():
+                self.news.clear()
+                await self.news.wait()
+
+    def life(self, replica: Replica) -> Any:
+        return next(run for run in self.target.lives() if run.id == replica.id)
+
+    async def ready(self, replica: Replica) -> None:
+        await self.until(lambda: self.life(replica).ready is not None)
+
+    async def gone(self, replica: Replica) -> None:
+        await self.until(lambda: self.life(replica).gone is not None)
+
+    def group(self, replica: Replica) -> list[int]:
+        return group_members(self.life(replica).process.identity.pid)
+
+
+@pytest.fixture
+async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
+    yard = Yard(tmp_path)
+    yield yard
+    await yard.target.close()
+    left = [pid for run in yard.target.lives() for pid in group_members(run.process.identity.pid)]
+    yard.history.close()
+    assert left == []
+
+
+async def test_a_replica_starts_becomes_ready_is_measured_and_stops(yard: Yard) -> None:
+    policy = yard.policy()
+    first = await yard.start(policy)
+    assert (first.id, first.state, first.version) == ("chat-v-1", ReplicaState.STARTING, "v1")
+    assert first.url is not None
+    await yard.ready(first)
+    (seen,) = await yard.there(policy)
+    assert seen.state is ReplicaState.READY
+    assert seen.ready_s is not None
+    assert seen.ready_s > seen.started_s
+    measured = yard.history.start_time("chat", "v", PRIOR)
+    assert measured.samples == 1
+    life = yard.life(first)
+    assert life.log.read_text().startswith("loading ok")
+    assert listens(life.port, life.process.identity.pid) is True
+    await yard.target.stop(policy, first.id, clock())
+    assert (await yard.there(policy))[0].state is ReplicaState.STOPPING
+    await yard.target.stop(policy, first.id, clock())
+    await yard.gone(first)
+    assert await yard.there(policy) == ()
+    assert (life.exit_code, life.failed, life.why) == (-signal.SIGTERM, False, "")
+    assert yard.history.saved_replicas() == []
+
+
+async def test_numbers_are_never_given_twice(yard: Yard) -> None:
+    policy = yard.policy()
+    first = await yard.start(policy)
+    await yard.target.stop(policy, first.id, clock())
+    await yard.gone(first)
+    assert (await yard.start(policy)).id == "chat-v-2"
+
+
+async def test_a_crash_is_noticed_with_its_reason_and_backs_off(yard: Yard) -> None:
+    policy = yard.policy("crash")
+    delays_s = []
+    at = clock()
+    for _ in range(8):
+        replica = await yard.target.start(policy, "v", False, at)
+        await yard.gone(replica)
+        life = yard.life(replica)
+        assert life.failed
+        assert life.exit_code == 3
+        assert life.why.startswith("exited with code 3 after")
+        assert life.why.endswith(": out of memory")
+        ended_s = life.gone.monotonic_s
+        problem = yard.target.problems(policy, life.gone)
+        assert len(problem) == 1
+        assert "out of memory" in problem[0]
+        with pytest.raises(ControllerError, match="failed in a row, next start in"):
+            await yard.target.start(policy, "v", False, life.gone)
+        step_s = 0.0
+        while yard.target.problems(policy, Now(monotonic_s=ended_s + step_s, epoch_s=0)):
+            step_s += 0.5
+        delays_s.append(step_s)
+        at = Now(monotonic_s=ended_s + step_s, epoch_s=at.epoch_s)
+    assert delays_s == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert await yard.there(policy) == ()
+
+
+async def test_a_replica_that_served_long_enough_starts_the_back_off_afresh(yard: Yard) -> None:
+    policy = yard.policy()
+    for served_s, delay_s in ((1.0, 1.0), (1.0, 2.0), (61.0, 1.0)):
+        replica = await yard.target.start(policy, "v", False, Now(monotonic_s=1e9, epoch_s=0))
+        await yard.ready(replica)
+        life = yard.life(replica)
+        life.ready = Now(monotonic_s=life.ready.monotonic_s - served_s, epoch_s=0)
+        os.kill(life.process.identity.pid, signal.SIGKILL)
+        await yard.gone(replica)
+        assert life.why.startswith("killed by SIGKILL")
+        ended_s = life.gone.monotonic_s
+        assert yard.target.problems(policy, Now(monotonic_s=ended_s + delay_s - 0.1, epoch_s=0))
+        assert not yard.target.problems(policy, Now(monotonic_s=ended_s + delay_s, epoch_s=0))
+
+
+async def test_sigterm_ignored_is_followed_by_sigkill(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    yard.target = LocalReplicas(yard.history, tmp_path / "logs", clock, stop_bound_s=0.2)
+    yard.target.on_change = yard.news.set
+    policy = yard.policy("stubborn")
+    replica = await yard.start(policy)
+    await yard.ready(replica)
+    await yard.target.stop(policy, replica.id, clock())
+    await yard.gone(replica)
+    assert yard.life(replica).exit_code == -signal.SIGKILL
+    await yard.target.close()
+    yard.history.close()
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+async def test_children_of_a_replica_end_with_it(yard: Yard, end: str) -> None:
+    policy = yard.policy("children")
+    replica = await yard.start(policy)
+    await yard.ready(replica)
+    assert len(yard.group(replica)) == 2
+    if end == "stop":
+        await yard.target.stop(policy, replica.id, clock())
+    else:
+        os.kill(yard.life(replica).process.identity.pid, signal.SIGKILL)
+    await yard.gone(replica)
+    assert yard.group(replica) == []
+
+
+async def test_a_device_is_held_by_one_replica_at_a_time(yard: Yard) -> None:
+    policy = yard.policy(devices=["0", "1"], env={"DEVICE": "dev{device}"})
+    first, second = await yard.start(policy), await yard.start(policy)
+    assert [yard.life(r).device for r in (first, second)] == ["0", "1"]
+    with pytest.raises(ControllerError, match=r"no free device \(0 by chat-v-1, 1 by chat-v-2\)"):
+        await yard.start(policy)
+    await yard.ready(second)
+    assert yard.life(second).log.read_text() == "loading ok dev1\n"
+    await yard.target.stop(policy, first.id, clock())
+    with pytest.raises(ControllerError, match="no free device"):  # held until its process is gone
+        await yard.start(policy)
+    await yard.gone(first)
+    third = await yard.start(policy)
+    assert yard.life(third).device == "0"
+
+
+async def test_ports_differ(yard: Yard) -> None:
+    policy = yard.policy("never")
+    ports = {yard.life(await yard.start(policy)).port for _ in range(3)}
+    assert len(ports) == 3
+
+
+async def test_a_replica_that_never_gets_ready_stays_starting_and_can_be_stopped(yard: Yard) -> None:
+    policy = yard.policy("never")
+    replica = await yard.start(policy)
+    assert (await yard.there(policy))[0].state is ReplicaState.STARTING
+    await yard.target.stop(policy, replica.id, clock())
+    await yard.gone(replica)
+    assert not yard.life(replica).failed
+
+
+async def test_a_stranger_on_the_port_is_not_our_replica(yard: Yard) -> None:
+    """Another process answers 200 on the port that was chosen: the replica must not become ready for it."""
+    policy = yard.policy("never")
+    replica = await yard.start(policy)
+    life = yard.life(replica)
+    stranger = await asyncio.create_subprocess_exec(
+        sys.executable, str(yard.script), str(life.port), "ok", stdout=asyncio.subprocess.DEVNULL
+    )
+    async with asyncio.timeout(30):
+        while not life.why:  # noqa: ASYNC110 - nothing tells of a probe that failed
+            await asyncio.sleep(0.05)
+    assert "not this replica's" in life.why
+    assert life.ready is None
+    stranger.kill()
+    await stranger.wait()
+
+
+async def test_a_program_that_is_missing_cannot_be_started(yard: Yard) -> None:
+    policy = yard.policy(command=[str(yard.folder / "absent"), "{port}"])
+    with pytest.raises(ControllerError, match="cannot start"):
+        await yard.start(policy)
+    assert await yard.there(policy) == ()
+    assert yard.target.problems(policy, clock())
+
+
+async def test_the_next_controller_takes_over_what_runs(tmp_path: Path) -> None:
+    """A controller that was killed leaves its replicas; the next one finds them by pid, start moment and boot."""
+    yard = Yard(tmp_path)
+    policy = yard.policy()
+    kept, lost, starting = [await yard.start(policy) for _ in range(3)]
+    await yard.ready(kept)
+    await yard.ready(lost)
+    pid = yard.life(kept).process.identity.pid
+    row = yard.life(starting).row()
+    yard.history.save_replica("chat", "chat-v-77", {**row, "start_ticks": row["start_ticks"] + 1})  # the pid of another
+    yard.history.save_replica("other", "other-v-1", yard.life(lost).row())
+    yard.history.drop_replica(lost.id)
+
+    second = LocalReplicas(yard.history, tmp_path / "logs", clock, stop_bound_s=5.0)
+    second.on_change = yard.news.set
+    await second.adopt([policy])
+    adopted = {replica.id: replica for replica in await second.replicas(policy, clock())}
+    assert set(adopted) == {kept.id, starting.id}
+    assert adopted[kept.id].state is ReplicaState.READY
+    assert adopted[kept.id].url == kept.url
+    assert abs(adopted[kept.id].started_s - kept.started_s) < 0.01
+    assert second.pids()[kept.id] == pid
+    await yard.until(lambda: all(run.gone for run in second.lives() if run.id == "other-v-1"))
+    await yard.gone(lost)
+    await second.close()
+    await yard.gone(kept)
+    assert not is_running(yard.life(kept).process.identity)
+    await yard.target.close()
+    yard.history.close()
+
+
+def test_a_port_somebody_listens_on_is_passed_over() -> None:
+    with socket.socket() as listener:
+        first = free_port(set(), FIRST_PORT + 3000)
+        listener.bind(("127.0.0.1", first))
+        listener.listen()
+        second = free_port(set(), first)
+        third = free_port({second}, first)
+    assert len({first, second, third}) == 3
+
+
+def test_logs_are_kept_within_bounds(tmp_path: Path) -> None:
+    running, small = tmp_path / "r.log", tmp_path / "s.log"
+    with running.open("ab") as open_log:
+        open_log.write(b"x" * 100)
+        open_log.flush()
+        small.write_text("y")
+        for number in range(4):
+            (tmp_path / f"gone-{number}.log").write_text("z")
+            os.utime(tmp_path / f"gone-{number}.log", (number, number))
+        tidy(tmp_path, [running, small, tmp_path / "absent.log"], bytes_max=50, keep_gone=2)
+        open_log.write(b"more")
+    assert running.read_bytes() == b"more"
+    assert {path.name for path in tmp_path.iterdir()} == {"r.log", "r.log.1", "s.log", "gone-3.log", "gone-2.log"}
+    assert (tmp_path / "r.log.1").stat().st_size == 100

@@ -1,0 +1,84 @@
+"""`tidegate why`: the last decision out of the history, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autoscaler.controller.history import SqliteHistory
+from tests.autoscaler.controller_fakes import Story
+from tests.builders import EPOCH_S, a_policy
+from tidegate import main
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    """A history in which four replicas were wanted, then a start failed."""
+    story = Story(a_policy(warmPool={"standby": 1}))
+    story.source.per_s = 25.0
+    story.forecasts.maximum = 35.0
+    await story.ticks(5)
+    story.target.broken = True
+    story.target.crash("chat-gpu-2")
+    await story.ticks(3)
+    history = SqliteHistory(tmp_path)
+    for record in story.history.records:
+        history.record(record)
+    history.close()
+    return tmp_path
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+async def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "chat", "--state-dir", str(folder)]) == 0
+    out = lines_of(capsys)
+    assert out[0].startswith("chat: 4 replicas and 1 standby, decided 2023-11-14 22:")
+    text = "\n".join(out)
+    for part in (
+        "last confirmed",
+        "arrivals                25 requests/s",
+        "largest load within 13 s",
+        "at quantile 0.95 35",
+        "gpu: 1 to 10 replicas of 10 units, start time P50 10 s, P90 12 s (the policy's prior)",
+        "predictive",
+        "a need above 40 signal units wants more replicas",
+        "a need of 30 or less wants fewer",
+        "start gpu: refused variant gpu: no free device",
+        "MetricsTrusted True",
+    ):
+        assert part in text, text
+
+
+async def test_without_a_name_the_newest_and_at_a_moment(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "--state-dir", str(folder), "--at", str(EPOCH_S + 101), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["policy"], document["epoch_s"], document["decision"]["desired"]) == ("chat", EPOCH_S + 101, 4)
+    assert [row["command"] for row in document["commands"]] == ["start gpu"] * 4 + ["start gpu (standby)"]
+    assert main(["why", "--state-dir", str(folder), "--at", "2023-11-14T22:15:03Z"]) == 0
+    assert "decided 2023-11-14 22:15:02 UTC" in lines_of(capsys)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nobody"], "POLICY: 'nobody' has no decision in this history; known: chat"),
+        (["--at", "5"], "no decision at or before 5"),
+        (["--at", "noon"], "--at: 'noon' is not a time"),
+        (["--at", "2026-01-01T00:00:00"], "is not a time"),
+    ],
+)
+async def test_bad_input(folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "--state-dir", str(folder), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "--state-dir", str(tmp_path / "absent")]) == 2
+    assert "no history there" in capsys.readouterr().err
