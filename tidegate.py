@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 INJECTED: dict[str, Callable[[], Mapping[str, Any]]] = {
-    "controller": lambda: import_module("loadtests.laws").LAWS,
+    "controller": lambda: import_module("loadtests.peer_laws").LAWS,
 }
 """What a command gets besides its arguments, as `args.injected`: the laws that a controller may be asked to follow instead of its own."""
 

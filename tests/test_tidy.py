@@ -82,8 +82,9 @@ def test_public_functions_and_classes_of_the_product_have_docstrings() -> None:
     silent = []
     for path in modules(*PACKAGES, "tidegate.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            documented = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            if documented and not node.name.startswith("_") and ast.get_docstring(node) is None and not is_wire(node):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            if not node.name.startswith("_") and ast.get_docstring(node) is None and not is_wire(node):
                 silent.append(f"{where(path, node.lineno)}: {node.name}")
     assert silent == []
 

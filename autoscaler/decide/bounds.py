@@ -41,18 +41,22 @@ def bounds(situation: Situation, proposal: Proposal) -> Proposal:
         bounded = replace(bounded, total=floor, reasons=(f"raised to the minimum of {floor}",))
     if bounded.total > ceiling:
         bounded = replace(bounded, total=ceiling, reasons=(f"limited to the maximum of {ceiling}",))
-    bounded = replace(bounded, standby=min(bounded.standby, ceiling - bounded.total))
+    if bounded.standby > ceiling - bounded.total:
+        bounded = replace(bounded, standby=ceiling - bounded.total)
     bounded = _within_budget(situation, proposal.dead, bounded)
     why = "; ".join(bounded.reasons) or f"{bounded.total} is within {floor} to {ceiling}"
     dead = NO_DEAD if zero else proposal.dead
     living = min(bounded.total, sum(rooms(situation.variants, dead).values()))
-    result = proposal.stepped("bounds", living, why, dead)
-    return replace(
-        result,
+    moved = living + sum(dead.values()) != proposal.shown
+    return proposal.stepped(
+        "bounds",
+        living,
+        why,
+        dead,
         standby=bounded.standby,
         decided=bounded.total,
         idle_since_s=idle_since_s,
-        bound_by="bounds" if result.shown != proposal.shown else _bound_earlier(proposal),
+        bound_by="bounds" if moved else _bound_earlier(proposal),
         notes=(*proposal.notes, *bounded.reasons),
     )
 
@@ -98,6 +102,8 @@ def _may_be_zero(situation: Situation, idle_since_s: float | None) -> str:
 def _within_budget(situation: Situation, dead: Mapping[str, int], bounded: _Bounded) -> _Bounded:
     """Give up standby, then replicas, until GPUs and cost fit; minima always fit, the policy was refused otherwise."""
     budget, variants = situation.policy.spec.budget, situation.variants
+    if budget.max_gpus is None and budget.max_cost_per_hour is None:
+        return bounded
     total, standby = bounded.total, bounded.standby
 
     def fits() -> bool:

@@ -18,6 +18,8 @@ _ROUNDING = 1e-9
 
 def ranked(variants: Sequence[Variant]) -> tuple[Variant, ...]:
     """Cheapest per unit of capacity first; ties in the policy's order."""
+    if len(variants) == 1:
+        return tuple(variants)
     return tuple(sorted(variants, key=lambda variant: variant.price / variant.capacity))
 
 
@@ -28,7 +30,10 @@ def rooms(variants: Sequence[Variant], dead: Mapping[str, int] = NO_DEAD) -> dic
 
 def floors(variants: Sequence[Variant], dead: Mapping[str, int] = NO_DEAD) -> dict[str, int]:
     """minReplicas of each variant, as far as there is room."""
-    room = rooms(variants, dead)
+    return _floors_within(variants, rooms(variants, dead))
+
+
+def _floors_within(variants: Sequence[Variant], room: Mapping[str, int]) -> dict[str, int]:
     return {variant.name: min(variant.min_replicas, room[variant.name]) for variant in variants}
 
 
@@ -37,7 +42,8 @@ def spread(variants: Sequence[Variant], total: int, dead: Mapping[str, int] = NO
 
     Gives the minima when `total` is below their sum and all rooms when it is above theirs.
     """
-    counts, room = floors(variants, dead), rooms(variants, dead)
+    room = rooms(variants, dead)
+    counts = _floors_within(variants, room)
     rest = total - sum(counts.values())
     for variant in ranked(variants):
         more = max(0, min(rest, room[variant.name] - counts[variant.name]))
@@ -59,7 +65,8 @@ def replicas_for(variants: Sequence[Variant], need: float, dead: Mapping[str, in
     """
     if need <= 0:
         return 0
-    counts, room = floors(variants, dead), rooms(variants, dead)
+    room = rooms(variants, dead)
+    counts = _floors_within(variants, room)
     rest = need - capacity_of(variants, counts)
     if rest <= 0:
         return _fewest(variants, need, counts)

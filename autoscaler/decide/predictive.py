@@ -8,8 +8,6 @@ and does not act.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from autoscaler.decide.mix import replicas_for
 from autoscaler.decide.proposal import Proposal, Situation, number, seconds
 from forecasting.forecast import Forecast
@@ -42,8 +40,7 @@ def predictive(situation: Situation, proposal: Proposal) -> Proposal:
     if need > (proposal.need or 0.0):
         why = f"load up to {where} at quantile {quantile:g} ({forecast.champion}) needs {wanted}"
         cause = f"load up to {where}" if proposal.need is not None else f"{proposal.cause}; forecast up to {where}"
-        raised = replace(proposal, need=need, cause=cause)
-        return raised.stepped("predictive", max(proposal.total, wanted), why)
+        return proposal.stepped("predictive", max(proposal.total, wanted), why, need=need, cause=cause)
     why = f"load up to {where} at quantile {quantile:g} ({forecast.champion}) needs no more than {wanted}"
     return proposal.stepped("predictive", max(proposal.total, wanted), why)
 

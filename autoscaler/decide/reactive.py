@@ -18,7 +18,10 @@ Knows no future. Four rules, in this order:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
 
 from autoscaler.decide.mix import replicas_for
 from autoscaler.decide.proposal import Proposal, Situation, number, seconds
@@ -54,10 +57,15 @@ def reactive(situation: Situation, proposal: Proposal) -> Proposal:
     why = f"{cause} needs {total}"
     if panic_since_s is not None and total < situation.current:
         total, why = situation.current, f"{why}; panic never lowers, {total} becomes {situation.current}"
-    proposal = replace(proposal, need=need, cause=cause, panic_since_s=panic_since_s, backlog_units=backlog.cap)
+    found: dict[str, Any] = {
+        "need": need,
+        "cause": cause,
+        "panic_since_s": panic_since_s,
+        "backlog_units": backlog.cap,
+    }
     if not observation.trusted:
-        return _unknown(situation, replace(proposal, total=total), f"{cause} at least")
-    return proposal.stepped("reactive", total, why)
+        return _unknown(situation, replace(proposal, total=total, **found), f"{cause} at least")
+    return proposal.stepped("reactive", total, why, **found)
 
 
 def _unknown(situation: Situation, proposal: Proposal, cause: str) -> Proposal:

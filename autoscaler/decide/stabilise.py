@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from autoscaler.decide.mix import capacity_of, spread
 from autoscaler.decide.proposal import Proposal, Situation, number, seconds
@@ -56,7 +55,7 @@ def stabilise(situation: Situation, proposal: Proposal) -> Proposal:
     notes = (
         (f"{_verb(limited, proposal.total)} at {limited}: {'; '.join(reasons)}",) if limited != proposal.total else ()
     )
-    return replace(proposal, asked=asked, notes=(*proposal.notes, *notes)).stepped("stabilise", limited, why)
+    return proposal.stepped("stabilise", limited, why, asked=asked, notes=(*proposal.notes, *notes))
 
 
 def kept(trail: Trail, now_s: float, window_s: float) -> Trail:

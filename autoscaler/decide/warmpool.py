@@ -7,7 +7,6 @@ and the tiers of sleeping and cached replicas, are not part of this version.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from autoscaler.decide.proposal import Proposal, Situation
 
@@ -29,4 +28,4 @@ def warm_pool(situation: Situation, proposal: Proposal) -> Proposal:
     there = sum(item.standby for item in situation.replicas)
     if situation.first_tick and there > wanted:
         wanted, why = there, f"{why}; {there} are there, and the first tick lowers nothing"
-    return replace(proposal, standby=wanted).stepped("warm pool", proposal.total, why)
+    return proposal.stepped("warm pool", proposal.total, why, standby=wanted)

@@ -110,13 +110,11 @@ def _sized(windows: Windows, policy: ScalingPolicy) -> Windows:
 
 
 def _taken_in(windows: Windows, sample: Sample, signal: Signal, gaps: list[str]) -> Windows:
-    stable, panic = windows.stable, windows.panic
-    absurd = 0
-    for second in sample.arrivals:
-        sound = second is None or (math.isfinite(second) and second >= 0)
-        absurd += not sound
-        stable = stable.push(second if sound else None)
-        panic = panic.push(second if sound else None)
+    seconds = tuple(
+        second if second is None or (math.isfinite(second) and second >= 0) else None for second in sample.arrivals
+    )
+    stable, panic = windows.stable.push_all(seconds), windows.panic.push_all(seconds)
+    absurd = seconds.count(None) - sample.arrivals.count(None)
     if absurd:
         gaps.append(f"{absurd} s of arrivals were negative or not a number and count as missing")
     windows = _served(windows, sample, signal, gaps)

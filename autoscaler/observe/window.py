@@ -17,11 +17,12 @@ never changed, so a window is a value: an older one stays valid.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """Of several values: how many there were, how many had a value, their sum and their maximum (None of none)."""
 
     size: int = 0
@@ -31,10 +32,11 @@ class Summary:
 
     def with_value(self, value: float | None) -> Summary:
         """The summary of these values and one more; None counts as a step without a value."""
+        size, valid, total, maximum = self
         if value is None:
-            return Summary(self.size + 1, self.valid, self.total, self.maximum)
-        higher = value if self.maximum is None else max(self.maximum, value)
-        return Summary(self.size + 1, self.valid + 1, self.total + value, higher)
+            return Summary(size + 1, valid, total, maximum)
+        higher = value if maximum is None or value > maximum else maximum
+        return Summary(size + 1, valid + 1, total + value, higher)
 
     def joined(self, other: Summary) -> Summary:
         """The summary of both."""
@@ -44,9 +46,11 @@ class Summary:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class _Entry:
-    """One value on a pile, with the summary of itself and all below."""
+    """One value on a pile, with the summary of itself and all below. Never changed; not declared frozen because that
+    doubles what making one costs, and one is made for every second of load.
+    """
 
     value: float | None
     summary: Summary
@@ -74,12 +78,23 @@ class SlidingWindow:
 
     def push(self, value: float | None) -> SlidingWindow:
         """The window one step later; None is a step without a value."""
+        return self.push_all((value,))
+
+    def push_all(self, values: Sequence[float | None]) -> SlidingWindow:
+        """The window `len(values)` steps later; the newest value comes last. What has left again is not even looked at."""
+        if len(values) > self.length:
+            return SlidingWindow(self.length).push_all(values[-self.length :])
         old, new = self._old, self._new
-        if self.summary.size == self.length:
-            if old is None:
-                old, new = _turned(new), None
-            old = old.below if old else None
-        return SlidingWindow(self.length, old, _on(new, value))
+        held = (old.summary.size if old else 0) + (new.summary.size if new else 0)
+        for value in values:
+            if held < self.length:
+                held += 1
+            else:
+                if old is None:
+                    old, new = _turned(new), None
+                old = old.below if old else None
+            new = _on(new, value)
+        return SlidingWindow(self.length, old, new)
 
     @property
     def summary(self) -> Summary:

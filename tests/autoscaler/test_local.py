@@ -178,9 +178,8 @@ async def test_a_replica_that_served_long_enough_starts_the_back_off_afresh(yard
         assert not yard.target.problems(policy, Now(monotonic_s=ended_s + delay_s, epoch_s=0))
 
 
-async def test_sigterm_ignored_is_followed_by_sigkill(tmp_path: Path) -> None:
-    yard = Yard(tmp_path)
-    yard.target = LocalReplicas(yard.history, tmp_path / "logs", clock, stop_bound_s=0.2)
+async def test_sigterm_ignored_is_followed_by_sigkill(yard: Yard) -> None:
+    yard.target = LocalReplicas(yard.history, yard.folder / "logs", clock, stop_bound_s=0.2)
     yard.target.on_change = yard.news.set
     policy = yard.policy("stubborn")
     replica = await yard.start(policy)
@@ -188,8 +187,6 @@ async def test_sigterm_ignored_is_followed_by_sigkill(tmp_path: Path) -> None:
     await yard.target.stop(policy, replica.id, clock())
     await yard.gone(replica)
     assert yard.life(replica).exit_code == -signal.SIGKILL
-    await yard.target.close()
-    yard.history.close()
 
 
 @pytest.mark.parametrize("end", ["stop", "crash"])
@@ -262,9 +259,8 @@ async def test_a_program_that_is_missing_cannot_be_started(yard: Yard) -> None:
     assert yard.target.problems(policy, clock())
 
 
-async def test_the_next_controller_takes_over_what_runs(tmp_path: Path) -> None:
+async def test_the_next_controller_takes_over_what_runs(yard: Yard) -> None:
     """A controller that was killed leaves its replicas; the next one finds them by pid, start moment and boot."""
-    yard = Yard(tmp_path)
     policy = yard.policy()
     kept, lost, starting = [await yard.start(policy) for _ in range(3)]
     await yard.ready(kept)
@@ -275,7 +271,7 @@ async def test_the_next_controller_takes_over_what_runs(tmp_path: Path) -> None:
     yard.history.save_replica("other", "other-v-1", yard.life(lost).row())
     yard.history.drop_replica(lost.id)
 
-    second = LocalReplicas(yard.history, tmp_path / "logs", clock, stop_bound_s=5.0)
+    second = LocalReplicas(yard.history, yard.folder / "logs", clock, stop_bound_s=5.0)
     second.on_change = yard.news.set
     await second.adopt([policy])
     adopted = {replica.id: replica for replica in await second.replicas(policy, clock())}
@@ -289,8 +285,6 @@ async def test_the_next_controller_takes_over_what_runs(tmp_path: Path) -> None:
     await second.close()
     await yard.gone(kept)
     assert not is_running(yard.life(kept).process.identity)
-    await yard.target.close()
-    yard.history.close()
 
 
 def test_a_port_somebody_listens_on_is_passed_over() -> None:

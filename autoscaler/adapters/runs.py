@@ -1,0 +1,105 @@
+"""One replica's life as a process: what is known of it, as the adapter's own record, as a value, and as the history
+keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from autoscaler.adapters.processes import OwnProcess
+from autoscaler.model import Now, Replica, ReplicaState
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One replica's life. Moments are `Now`s, None = not yet. `exit_code` None = running, or not to be known."""
+
+    id: str
+    policy: str
+    variant: str
+    version: str
+    process: OwnProcess
+    port: int
+    device: str | None
+    log: Path
+    path: str
+    standby: bool
+    started: Now
+    ready: Now | None = None
+    gone: Now | None = None
+    stopping: bool = False
+    failed: bool = False
+    exit_code: int | None = None
+    why: str = ""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def replica(self) -> Replica:
+        """The same as a value."""
+        state = ReplicaState.READY if self.ready is not None else ReplicaState.STARTING
+        return Replica(
+            id=self.id,
+            variant=self.variant,
+            version=self.version,
+            state=ReplicaState.GONE if self.gone else ReplicaState.STOPPING if self.stopping else state,
+            started_s=self.started.monotonic_s,
+            ready_s=None if self.ready is None else self.ready.monotonic_s,
+            standby=self.standby,
+            failed=self.failed,
+            url=f"http://127.0.0.1:{self.port}",
+            why=self.why,
+        )
+
+    def row(self) -> dict[str, object]:
+        """What the history keeps of it."""
+        identity = self.process.identity
+        return {
+            "pid": identity.pid,
+            "start_ticks": identity.start_ticks,
+            "boot_id": identity.boot_id,
+            "variant": self.variant,
+            "version": self.version,
+            "port": self.port,
+            "device": self.device,
+            "log": str(self.log),
+            "path": self.path,
+            "standby": self.standby,
+            "started_epoch_s": self.started.epoch_s,
+            "ready_epoch_s": None if self.ready is None else self.ready.epoch_s,
+        }
+
+    @classmethod
+    def from_row(cls, name: str, policy: str, row: Mapping[str, Any], process: OwnProcess, now: Now) -> Self:
+        """A replica that an earlier controller started. Its moments are put on this process's clocks."""
+        return cls(
+            id=name,
+            policy=policy,
+            variant=row["variant"],
+            version=row["version"],
+            process=process,
+            port=row["port"],
+            device=row["device"],
+            log=Path(row["log"]),
+            path=row["path"],
+            standby=row["standby"],
+            started=_at(row["started_epoch_s"], now),
+            ready=None if row["ready_epoch_s"] is None else _at(row["ready_epoch_s"], now),
+        )
+
+
+def _at(epoch_s: float, now: Now) -> Now:
+    """A remembered wall-clock moment on this process's own clocks."""
+    return Now(monotonic_s=now.monotonic_s - (now.epoch_s - epoch_s), epoch_s=epoch_s)
+
+
+def exit_text(code: int | None) -> str:
+    """An exit code in words; None = it is not known."""
+    if code is None:
+        return "exited"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"

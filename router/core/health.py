@@ -1,0 +1,73 @@
+"""Health of an endpoint, found out from what happens to requests: ejection, back-off, half-open with a single probing
+request.
+
+Works on the fields of `Endpoint` and takes `now`. Failures count only in a row. A connection that cannot be made
+ejects at once: nothing was sent, the request goes elsewhere. After the back-off, 1 s doubling to 30 s while it keeps
+failing, one request may try. The active probe (`GET /health`) is no proof of health for an endpoint that fails
+requests (an engine that hangs may answer it for hours), so it turns only unknown into ready; when it fails it counts
+in its own row, and it keeps an ejected endpoint from risking a request.
+"""
+
+from __future__ import annotations
+
+from router.core.endpoints import EJECTED, HALF_OPEN, READY, UNKNOWN, UNREACHABLE, Endpoint
+
+EJECT_AFTER = 3
+BACK_OFF_S = 1.0
+BACK_OFF_MAX_S = 30.0
+
+
+def succeeded(endpoint: Endpoint) -> None:
+    """A whole good answer. An ejected endpoint stays so: the answer is to a request older than its ejection."""
+    endpoint.failures = 0
+    if endpoint.health in (HALF_OPEN, UNKNOWN):
+        endpoint.health = READY
+        endpoint.ejections = 0
+        endpoint.probe = None
+
+
+def failed(endpoint: Endpoint, outcome: int, now: float) -> bool:
+    """A failed attempt (UNREACHABLE, TIMEOUT, CUT or SERVER_ERROR). True when it ejected the endpoint."""
+    endpoint.failures += 1
+    if endpoint.health == EJECTED:
+        return False
+    if outcome != UNREACHABLE and endpoint.health == READY and endpoint.failures < EJECT_AFTER:
+        return False
+    eject(endpoint, now)
+    return True
+
+
+def eject(endpoint: Endpoint, now: float) -> None:
+    """Take it out of the pick until its back-off is over."""
+    endpoint.health = EJECTED
+    endpoint.probe = None
+    endpoint.ejections += 1
+    endpoint.retry_at = now + min(BACK_OFF_S * 2 ** min(endpoint.ejections - 1, 10), BACK_OFF_MAX_S)
+
+
+def probed(endpoint: Endpoint, ok: bool, now: float) -> bool:
+    """Result of an active probe. True when it ejected the endpoint."""
+    if ok:
+        endpoint.probe_failures = 0
+        if endpoint.health == UNKNOWN:
+            endpoint.health = READY
+        return False
+    endpoint.probe_failures += 1
+    if endpoint.health == READY and endpoint.probe_failures >= EJECT_AFTER:
+        eject(endpoint, now)
+        return True
+    return False
+
+
+def reopened(endpoint: Endpoint, now: float) -> bool:
+    """At the end of the back-off an ejected endpoint becomes half-open. True when it did; put off while its active
+    probe fails.
+    """
+    if endpoint.health != EJECTED or now < endpoint.retry_at:
+        return False
+    if endpoint.probe_failures:
+        endpoint.retry_at = now + BACK_OFF_S
+        return False
+    endpoint.health = HALF_OPEN
+    endpoint.failures = 0
+    return True

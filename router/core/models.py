@@ -1,0 +1,85 @@
+"""One model as the router serves it: what was told about it, its endpoints, its queue, its meter and its retry
+budget.
+
+Plain mutable state that the dispatcher owns; requests hold a reference, so a model that its source removes lives
+until they end.
+"""
+
+from __future__ import annotations
+
+from router.core.admission import Queue
+from router.core.endpoints import Endpoint
+from router.core.meter import Meter
+from router.core.picking import Candidates
+from router.core.retries import RetryBudget
+from router.model import ModelIntent, ModelLoad, Timeouts
+
+
+class Model:
+    """State of one model. `in_flight` counts slots held on all its endpoints; `existing` its active endpoints that do
+    not start any more.
+    """
+
+    __slots__ = (
+        "budget",
+        "candidates",
+        "endpoints",
+        "existing",
+        "in_flight",
+        "intent",
+        "meter",
+        "name",
+        "queue",
+        "source",
+        "supply_at",
+        "timeouts",
+        "waked_at",
+    )
+
+    def __init__(self, intent: ModelIntent, source: str, now: float) -> None:
+        self.name = intent.name
+        self.endpoints: list[Endpoint] = []
+        self.candidates = Candidates()
+        self.existing = 0
+        self.in_flight = 0
+        self.meter = Meter()
+        self.budget = RetryBudget()
+        self.queue = Queue(intent.routing.queue)
+        self.waked_at: float | None = None
+        self.tell(intent, source, now)
+
+    def tell(self, intent: ModelIntent, source: str, now: float) -> None:
+        """Take over what the source says at `now`."""
+        self.intent = intent
+        self.source = source
+        self.queue.bounds = intent.routing.queue
+        self.timeouts: Timeouts = intent.routing.timeouts
+        self.supply_at = now
+
+    def refresh(self) -> None:
+        """Rebuild what the pick reads, after an endpoint came, went or changed its state."""
+        self.candidates.rebuild(self.endpoints)
+        self.existing = sum(endpoint.exists for endpoint in self.endpoints)
+
+    def eta_s(self, now: float) -> float | None:
+        """Seconds until the next replica is ready, as told and aged since; None when none was announced."""
+        eta_s = self.intent.supply.eta_s
+        return None if eta_s is None else max(0.0, eta_s - (now - self.supply_at))
+
+    def load(self, now: float) -> ModelLoad:
+        """This model's part of wire 1. The meter must have been rolled to `now`."""
+        meter, queue = self.meter, self.queue
+        return ModelLoad(
+            arrived=tuple(meter.arrived),
+            tokens_in=tuple(meter.tokens_in),
+            tokens_out=tuple(meter.tokens_out),
+            shed=tuple(meter.shed),
+            in_flight=self.in_flight,
+            queued=queue.count,
+            queued_tokens=queue.tokens,
+            oldest_s=round(queue.oldest_s(now), 3),
+            held_from_zero=0 if self.existing else queue.count,
+            service_s=meter.service(),
+            ttft_s=meter.ttft.report(),
+            itl_s=meter.gap.report(),
+        )

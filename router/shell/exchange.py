@@ -1,0 +1,68 @@
+"""One request on its way through the router: what the core knows of it, plus its bytes and its two connections."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from router.core.endpoints import Endpoint
+from router.core.requests import Request
+from router.core.retries import attempt_id
+from router.shell.bodies import renamed
+from router.shell.heads import RequestHead
+from router.shell.lines import CRLF
+
+if TYPE_CHECKING:
+    from router.shell.client import Client
+    from router.shell.upstream import Upstream
+
+_length_line = re.compile(rb"\r\ncontent-length:[^\r\n]*", re.IGNORECASE)
+NOT_QUEUED: Final = b"\r\nserver-timing: queue;dur=0.0\r\nx-request-id: "
+
+
+class Exchange(Request):
+    """A request with its bytes. `id`: ours; `keep`: the client's connection outlives the answer; `since`: tick of
+    arrival; `reserved`: bytes it holds of the budget for large bodies; `replayed`: the keep-alive race was replayed
+    once.
+    """
+
+    __slots__ = ("body", "client", "head", "id", "keep", "replayed", "reserved", "since", "upstream")
+
+    def __init__(self, client: Client, head: RequestHead, request_id: bytes, since: int) -> None:
+        Request.__init__(self)  # 0.05 us less than super()
+        self.client = client
+        self.head = head
+        self.id = request_id
+        self.keep = head.keep
+        self.since = since
+        self.body: bytes | bytearray = b""
+        self.upstream: Upstream | None = None
+        self.replayed = False
+        self.reserved = 0
+
+    def message(self, endpoint: Endpoint) -> tuple[bytes, bytes | bytearray]:
+        """Head and body for this attempt at `endpoint`: our ids in, the rest as it came."""
+        head, body, client = self.head, self.body, self.client
+        lines = head.lines
+        if endpoint.served_model is not None and body:
+            body = renamed(body, endpoint.served_model)
+            if len(body) != len(self.body) and not head.chunked:
+                lines = _length_line.sub(b"\r\ncontent-length: %d" % len(body), lines)
+        if head.chunked:  # collected whole: one length, no chunks
+            lines = b"%bcontent-length: %d\r\n" % (lines, len(body))
+        request_id = self.id if self.attempts == 1 else attempt_id(self.id, self.attempts)
+        forwarded = client.forwarded
+        if head.forwarded is not None:
+            forwarded = b"\r\nx-forwarded-for: %b, %b" % (head.forwarded, client.peer)
+        if head.client_id is not None:
+            forwarded = b"%b\r\nx-client-request-id: %b" % (forwarded, head.client_id)
+        if head.line.old and b"\r\nhost:" not in lines.lower():
+            forwarded = b"%b\r\nhost: %b:%d" % (forwarded, endpoint.host.encode(), endpoint.port)
+        return b"".join((head.line.text, b"x-request-id: ", request_id, forwarded, lines, CRLF)), body
+
+    def answer_fields(self) -> bytes:
+        """What every answer carries: our time in the queue and the id that the client knows the request by."""
+        told = self.head.client_id or self.id
+        if not self.waited_s:
+            return NOT_QUEUED + told
+        return b"\r\nserver-timing: queue;dur=%.1f\r\nx-request-id: %b" % (self.waited_s * 1000, told)

@@ -1,0 +1,171 @@
+"""A state machine over the dispatcher beside a dumb model: whatever happens in whatever order, the rules hold after each event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router.core.dispatcher import QUEUED
+from router.core.endpoints import (
+    CLIENT_ERROR,
+    CUT,
+    SATURATED,
+    SERVER_ERROR,
+    SUCCESS,
+    TIMEOUT,
+    UNREACHABLE,
+    Endpoint,
+)
+from router.core.refusals import Refusal
+from router.core.requests import Request
+from tests.router.core.story import Story, endpoint
+
+IDS = ("a", "b", "c")
+ROUTING = {"retries": {"idempotent": True}, "queue": {"max_requests": 5, "timeout_s": 7}}
+
+
+class DispatcherMachine(RuleBasedStateMachine):
+    """The dumb model: `told` (intent and limit by id), `running` (request -> endpoint) and `waiting` (a list)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.story = Story()
+        self.told: dict[str, dict[str, Any]] = {}
+        self.running: dict[Request, Endpoint] = {}
+        self.waiting: list[Request] = []
+
+    def tell(self, told: dict[str, dict[str, Any]]) -> None:
+        self.told = told
+        rows = [endpoint(name, **changes) for name, changes in told.items()]
+        self.story.tell(*rows, ready=False, routing=ROUTING)
+        self.settle()
+
+    def settle(self) -> None:
+        """Take the effects and check each start against the rules."""
+        started, refused = self.story.dispatcher.effects()
+        for made in started:
+            self.waiting.remove(made)
+            self.start(made, made.endpoint)
+        for made, refusal in refused:
+            self.waiting.remove(made)
+            assert refusal.retry_after_s is None or 1 <= refusal.retry_after_s <= 60
+        self.running = {made: at for made, at in self.running.items() if made.endpoint is not None}
+
+    def start(self, made: Request, at: Endpoint | None) -> None:
+        assert at is not None
+        assert at is made.endpoint
+        assert self.told[at.id]["intent"] == "active", "sent to a standby, draining or absent endpoint"
+        assert at.health in ("ready", "half-open"), "sent to an endpoint that is not routable"
+        assert at.in_flight <= at.limit, "sent above the limit"
+        self.running[made] = at
+
+    def verdict(self, made: Request, verdict: Endpoint | Refusal | str) -> None:
+        if verdict == QUEUED:
+            self.waiting.append(made)
+        elif isinstance(verdict, Endpoint):
+            self.start(made, verdict)
+        self.settle()
+
+    @initialize()
+    def first_table(self) -> None:
+        self.tell({name: {"intent": "active", "limit": 2} for name in IDS})
+
+    @rule(
+        told=st.dictionaries(
+            st.sampled_from(IDS),
+            st.fixed_dictionaries(
+                {"intent": st.sampled_from(["active", "active", "standby", "draining"]), "limit": st.integers(1, 3)}
+            ),
+        )
+    )
+    def table(self, told: dict[str, dict[str, Any]]) -> None:
+        self.tell(told)
+
+    @rule(name=st.sampled_from(IDS), ok=st.booleans())
+    def probe(self, name: str, ok: bool) -> None:
+        self.story.dispatcher.probed(name, ok, self.story.now)
+        self.settle()
+
+    @rule(size=st.sampled_from([1, 10]))
+    def arrive(self, size: int) -> None:
+        made, verdict = self.story.arrive(size=size)
+        self.verdict(made, verdict)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), outcome=st.sampled_from([SUCCESS, CLIENT_ERROR, SATURATED, SERVER_ERROR, CUT, TIMEOUT]))
+    def finish(self, data: st.DataObject, outcome: int) -> None:
+        made = data.draw(st.sampled_from(list(self.running)))
+        del self.running[made]
+        self.story.end(made, outcome)
+        self.settle()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), outcome=st.sampled_from([UNREACHABLE, CUT, TIMEOUT]))
+    def fail(self, data: st.DataObject, outcome: int) -> None:
+        made = data.draw(st.sampled_from(list(self.running)))
+        del self.running[made]
+        verdict = self.story.fail(made, outcome, sent=outcome != UNREACHABLE)
+        assert made.attempts <= 3 + isinstance(verdict, Endpoint)
+        self.verdict(made, verdict)
+
+    @precondition(lambda self: self.running or self.waiting)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        made = data.draw(st.sampled_from([*self.running, *self.waiting]))
+        self.running.pop(made, None)
+        if made in self.waiting:
+            self.waiting.remove(made)
+        self.story.dispatcher.left(made, self.story.now)
+        self.settle()
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 4.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.story.later(seconds)
+        self.settle()
+
+    @invariant()
+    def slots_are_counted_right(self) -> None:
+        held: dict[Endpoint, int] = {}
+        for at in self.running.values():
+            held[at] = held.get(at, 0) + 1
+        for at in {*self.story.dispatcher.endpoints.values(), *held}:
+            assert at.in_flight == held.get(at, 0)
+        report = self.story.dispatcher.report(self.story.now)
+        if "m" in report.models:
+            load = report.models["m"]
+            assert (load.in_flight, load.queued) == (len(self.running), len(self.waiting))
+            assert load.queued_tokens == sum(made.tokens for made in self.waiting)
+
+    @invariant()
+    def nobody_waits_while_there_is_room(self) -> None:
+        room = [at for at in self.story.dispatcher.endpoints.values() if at.routable and at.in_flight < at.limit]
+        for made in self.waiting:
+            assert all(at in made.tried for at in room), "a queue is not empty while a routable endpoint has room"
+
+    @invariant()
+    def drained_means_drained(self) -> None:
+        if not self.story.dispatcher.has_table:
+            return
+        for name, ack in self.story.dispatcher.acknowledgement("test").endpoints.items():
+            if ack.drained:
+                assert self.told[name]["intent"] == "draining"
+                assert not any(at.id == name for at in self.running.values() if at is self.story.at(name))
+
+    def teardown(self) -> None:
+        for made in [*self.running, *self.waiting]:
+            self.story.dispatcher.left(made, self.story.now)
+            for freed in self.story.dispatcher.effects()[0]:
+                self.story.dispatcher.left(freed, self.story.now)
+        report = self.story.dispatcher.report(self.story.now)
+        assert all(load.in_flight == 0 and load.queued == 0 for load in report.models.values())
+        assert all(load.in_flight == 0 for load in report.endpoints.values())
+        assert all(load.intent != "absent" for load in report.endpoints.values())
+
+
+DispatcherMachine.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True
+)
+TestDispatcher = DispatcherMachine.TestCase
