@@ -88,7 +88,7 @@ def _tidegate(load: DemoLoad) -> dict[str, Any]:
             "stepSeconds": STEP_S,
             "quantile": QUANTILE if load.history else QUANTILE_NO_SEASON,
         },
-        "warmPool": {"standby": 0},
+        "warmPool": {"standby": 1 if load.history else 0},
         "behavior": {
             "scaleUp": {"policies": [{"type": "Pods", "value": 8, "periodSeconds": 1}]},
             "scaleDown": {"stabilizationWindowSeconds": STABILIZATION_S, "tolerance": 0.05},

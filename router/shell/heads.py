@@ -37,12 +37,10 @@ from router.shell.lines import (
 HEAD_MAX: Final = 64 << 10
 HEADS_KEPT: Final = 1024
 HEAD_KEPT_MAX: Final = 2048
-CLIENT_ID_MAX: Final = 128
 END: Final = b"\r\n\r\n"
 
 _request_line = re.compile(rb"(" + TOKEN + rb") (/[\x21-\x7e]*|\*) HTTP/1\.([01])").fullmatch
 _status_line = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*)?").fullmatch
-_visible = re.compile(rb"[\x21-\x7e]+").fullmatch
 _verdict_on = LINES.__getitem__
 
 
@@ -124,8 +122,7 @@ def read_request(head: bytes) -> RequestHead:
                 raise BadHead(400, "content-length is given twice")
             told.length = value
         elif kind == REQUEST_ID:
-            if told.client_id is None and len(value) <= CLIENT_ID_MAX and _visible(value):
-                told.client_id = value
+            told.client_id = told.client_id or value
             kept = kept.replace(b"\r\n%s\r\n" % line, CRLF, 1)
         else:
             if dropped is None:

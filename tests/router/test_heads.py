@@ -182,6 +182,9 @@ def test_a_request_head_in_full() -> None:
         b"\r\nHost: a\r\nX-Model: m/n\r\nContent-Type: Multipart/form-data; boundary=b\r\nContent-Encoding: gzip\r\n"
         b"Content-Length: 7\r\n"
     )
+    for unusable in (b"", b"a b", b"x" * 129, "ä".encode()):
+        told = read_request(b"GET / HTTP/1.1\r\nHost: a\r\nX-Request-ID: " + unusable)
+        assert (told.client_id, told.lines) == (None, b"\r\nHost: a\r\n")
     old = read_request(b"GET / HTTP/1.0\r\nConnection: keep-alive")
     assert (old.keep, old.line.text) == (False, b"GET / HTTP/1.1\r\n")
 
