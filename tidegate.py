@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "why": ("autoscaler.cli", "why that many replicas: inputs, each step, what bound"),
     "router": ("router.cli", "the router alone, from a file of endpoints or fed by a controller"),
     "replay": ("loadtests.cli", "open-loop load from a trace against any OpenAI-compatible URL"),
+    "backtest": ("loadtests.backtest_cli", "weeks of load through the real decision code, beside other laws"),
     "engine": ("loadtests.cli", "an emulated inference engine that takes its time to load"),
 }
 

@@ -160,7 +160,7 @@ class Dispatcher:
         if now >= self._second_ends:
             self._roll(now)
         for endpoint in list(self.endpoints.values()):
-            if endpoint.health == EJECTED and health.reopened(endpoint, now):
+            if health.resumed(endpoint, now) | health.reopened(endpoint, now):
                 self._refresh(endpoint, now)
         for model in self._tables.models.values():
             deadline = model.queue.deadline()
@@ -175,6 +175,7 @@ class Dispatcher:
     def next_deadline(self) -> float | None:
         """The earliest moment at which `expired` has more to do than to count seconds; None = nothing is due."""
         due = [endpoint.retry_at for endpoint in self.endpoints.values() if endpoint.health == EJECTED]
+        due += [endpoint.paused_until for endpoint in self.endpoints.values() if endpoint.paused_until]
         for model in self._tables.models.values():
             deadline = model.queue.deadline()
             if deadline is not None:

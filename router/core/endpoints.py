@@ -16,9 +16,10 @@ Health, found out by this router (`core/health.py` makes the moves):
 | ejected   | -        | -           | -                                   | half-open (one request)  |
 | half-open | -        | ready       | ejected, longer                     | -                        |
 
-Routable = intent active, not starting, and health ready, or half-open with its one probing request not yet out. A
-slot (`in_flight`) is held from the pick to the last byte or the client's departure. The object is mutable and handed
-out for speed; only the dispatcher writes it, except `pool`, which belongs to the shell and is never looked at here.
+Routable = intent active, not starting, not paused after a cut (0.1 s), and health ready, or half-open with its one
+probing request not yet out. A slot (`in_flight`) is held from the pick to the last byte or the client's departure. The
+object is mutable and handed out for speed; only the dispatcher writes it, except `pool`, which belongs to the shell
+and is never looked at here.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class Endpoint:
         "intent",
         "limit",
         "model",
+        "paused_until",
         "plain",
         "pool",
         "port",
@@ -125,6 +127,7 @@ class Endpoint:
         self.failures = 0
         self.ejections = 0
         self.retry_at = 0.0
+        self.paused_until = 0.0
         self.probe: Request | None = None
         self.probe_failures = 0
         self.engine_load = EngineLoad()
@@ -159,7 +162,7 @@ class Endpoint:
     @property
     def routable(self) -> bool:
         """May it be given a request, room apart."""
-        if self.intent != ACTIVE or self.starting:
+        if self.intent != ACTIVE or self.starting or self.paused_until:
             return False
         return self.health == READY or (self.health == HALF_OPEN and self.probe is None)
 

@@ -38,10 +38,9 @@ if TYPE_CHECKING:
 
 FIRST_EVENT, EVENTS, CHUNKED, COUNTED, UNTIL_END, UNCHUNK = range(3, 9)  # and those of `connection.py`
 INTERIM_MAX: Final = 8
-DEATH_S: Final = 0.05
-"""What follows from a lost connection (its slot is freed, the request is sent again) waits this long. A killed
-process closes its connections before its listener (seen on Linux 6.1): whoever is sent there in that gap is reset,
-too late to be sent elsewhere.
+REPLAY_AFTER_S: Final = 0.05
+"""A replay waits this long, its slot held. A killed process closes its connections before its listener (seen on Linux
+6.1): a fresh connection made in that gap would be reset after the request was sent, too late to go elsewhere.
 """
 
 
@@ -348,21 +347,20 @@ class Upstream(EngineConnection):
         elif state == UNTIL_END and error is None:
             self.exchange = None
             self.plane.ended(exchange, outcome_of(self._status))
-        else:
-            self.plane.loop.call_later(DEATH_S, self._died)
-
-    def _died(self) -> None:
-        """The connection was lost inside an attempt. Its slot was held until now, see `DEATH_S`."""
-        exchange = self.exchange
-        if exchange is None:  # the client left meanwhile, or a bound passed
-            return
-        self.exchange = None
-        if self.state != HEAD or self._part:
+        elif state != HEAD or self._part:
+            self.exchange = None
             self._cut(exchange, CUT, CUT_OFF)
         elif self._used > 1 and not exchange.replayed:
-            self.plane.replay(exchange)
+            self.plane.loop.call_later(REPLAY_AFTER_S, self._replay)
         else:
+            self.exchange = None
             self.plane.attempt_failed(exchange, CUT, sent=True)
+
+    def _replay(self) -> None:
+        """The keep-alive race, a moment later."""
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:  # else the client left meanwhile, or a bound passed
+            self.plane.replay(exchange)
 
     def _cut(self, exchange: Exchange, outcome: int, refusal: Refusal) -> None:
         """The exchange ends without a whole answer: say so in the way that the client's side still allows."""

@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from router.shell import upstream
 from router.shell.streams import HELD_MAX
 from tests.router.wire import (
     DONE,
@@ -81,10 +80,7 @@ async def test_any_split_of_the_bytes_gives_the_same_events(end: bytes) -> None:
 
 
 @on_uvloop
-async def test_an_engine_that_dies_at_any_byte_ends_the_stream_with_one_error_event(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(upstream, "DEATH_S", 0)
+async def test_an_engine_that_dies_at_any_byte_ends_the_stream_with_one_error_event() -> None:
     events = [event(n) for n in range(3)]
     stream = chunk(events[0]) + chunk(events[1] + events[2][:20]) + chunk(events[2][20:])
     cut = 0
@@ -107,7 +103,8 @@ async def test_an_engine_that_dies_at_any_byte_ends_the_stream_with_one_error_ev
             )
             assert answer.body[:at] == b"".join(events[:got]), cut
             broken_stream(answer, answer.body[:at])
-            site.dispatcher.endpoints["e0"].failures = 0
+            at_e0 = site.dispatcher.endpoints["e0"]
+            at_e0.failures, at_e0.paused_until = 0, 0.0
             site.tell()
         await site.settled()
         assert site.plane.counters.error_events == len(stream) + 1

@@ -28,13 +28,28 @@ def test_three_failures_in_a_row_eject_and_one_success_in_between_forgives(outco
     for failure in range(2):
         story.end(story.sent(), outcome)
         assert story.at("a").failures == failure + 1
+        story.later(0.2)
     story.end(story.sent())
     for _ in range(2):
         story.end(story.sent(), outcome)
+        story.later(0.2)
     assert story.at("a").health == "ready"
     story.end(story.sent(), outcome)
     assert story.at("a").health == "ejected"
     assert story.wakes == 1
+
+
+def test_after_a_cut_the_endpoint_gets_nothing_for_a_moment() -> None:
+    """A killed engine's listener outlives its connections: who waits must not be sent into that gap."""
+    story = Story(endpoint("dying", limit=1))
+    first = story.sent()
+    waiting, verdict = story.arrive()
+    assert verdict == QUEUED
+    story.end(first, CUT)
+    assert waiting.endpoint is None
+    assert story.dispatcher.next_deadline() == pytest.approx(story.now + 0.1)
+    story.later(0.11)
+    assert waiting.endpoint is story.at("dying")
 
 
 @pytest.mark.parametrize("outcome", [CLIENT_ERROR, SATURATED, CLIENT_GONE])
@@ -130,7 +145,7 @@ def test_an_active_probe_makes_unknown_ready_but_does_not_forgive_failed_request
     assert story.started() == [waiting]
     story.end(waiting)
     for _ in range(3):
-        story.end(story.sent(), CUT)
+        story.end(story.sent(), TIMEOUT)
         story.dispatcher.probed("a", True, story.now)
     assert story.at("a").health == "ejected"
 

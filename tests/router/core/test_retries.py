@@ -35,6 +35,7 @@ def test_sent_and_no_byte_back_is_not_sent_again_unless_the_policy_says_idempote
 ) -> None:
     story = Story(endpoint("a"), endpoint("b"))
     assert story.fail(story.sent(), outcome, sent=True) == answer
+    story.later(0.2)
     story.tell(endpoint("a"), endpoint("b"), routing=IDEMPOTENT)
     made = story.sent()
     first = made.endpoint
@@ -49,7 +50,7 @@ def test_a_retry_waits_at_the_head_while_the_other_endpoint_is_full() -> None:
     one, two = story.sent(), story.sent()
     behind, _ = story.arrive()
     tried = one.endpoint
-    assert story.fail(one, CUT, sent=True) == QUEUED
+    assert story.fail(one, TIMEOUT, sent=True) == QUEUED
     assert story.started() == [behind]  # the slot that came free is of the endpoint that failed the first
     assert behind.endpoint is tried
     story.end(two)
@@ -60,7 +61,16 @@ def test_a_retry_waits_at_the_head_while_the_other_endpoint_is_full() -> None:
 def test_with_a_single_endpoint_that_is_still_routable_the_retry_may_go_there_again() -> None:
     story = Story(endpoint("a", limit=1), routing=IDEMPOTENT)
     made = story.sent()
-    assert story.fail(made, CUT, sent=True) is story.at("a")
+    assert story.fail(made, TIMEOUT, sent=True) is story.at("a")
+
+
+def test_after_a_cut_it_goes_there_again_only_after_the_pause() -> None:
+    story = Story(endpoint("a", limit=1), routing=IDEMPOTENT)
+    made = story.sent()
+    assert story.fail(made, CUT, sent=True) == QUEUED
+    story.later(0.2)
+    assert story.started() == [made]
+    assert made.endpoint is story.at("a")
 
 
 def test_the_budget_bounds_retries_to_a_share_of_requests() -> None:
@@ -72,10 +82,10 @@ def test_the_budget_bounds_retries_to_a_share_of_requests() -> None:
     assert not RetryBudget().spend(1000, 0)
 
 
-def test_a_storm_of_dying_connections_spends_the_budget_once() -> None:
+def test_a_storm_of_hanging_engines_spends_the_budget_once() -> None:
     routing = {"retries": {"idempotent": True, "budget_percent": 0.1, "max_attempts": 10}}
     story = Story(*(endpoint(name, limit=100) for name in "abcdefgh"), routing=routing)
-    verdicts = [story.fail(story.sent(), CUT, sent=True) for _ in range(20)]
+    verdicts = [story.fail(story.sent(), TIMEOUT, sent=True) for _ in range(20)]
     assert sum(isinstance(verdict, Endpoint) for verdict in verdicts) == 10
 
 
