@@ -7,10 +7,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 ARGS ?=
 
-.PHONY: demo test check format bench build clean
+.PHONY: demo demo-trace test check format bench build clean
 
 demo: $(VENV)/.run  ## forecasts, pre-warms, routes and reports on real processes: make demo ARGS="--seed 2"
 	@$(BIN)/tidegate demo $(ARGS)
+
+demo-trace: $(VENV)/.run  ## ten minutes of a recorded trace: make demo-trace TRACES=DIR
+	@test -n "$(TRACES)" || { echo "name the folder of traces: make demo-trace TRACES=DIR" >&2; exit 2; }
+	@$(BIN)/tidegate demo --trace $(TRACES)/requests/azure2023_conv.parquet --seconds 600 $(ARGS)
 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
