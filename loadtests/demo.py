@@ -31,7 +31,7 @@ from loadtests.demo_policy import QUEUE_S, STEP_S
 from loadtests.demo_run import DemoRun, Finished
 from loadtests.demo_screen import View, plain_line, screen, verdict_sentence, verdict_table
 from loadtests.demo_stack import Stack
-from loadtests.engine_faults import BadInput
+from loadtests.errors import BadInput
 from loadtests.report import Recording, write_report
 from loadtests.scorecard import scorecard, write_scorecard
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtests.arrivals import DayShape, Lengths, from_rates, thin
-from loadtests.engine_faults import BadInput
+from loadtests.errors import BadInput
 from loadtests.replay import Planned, planned_requests
 from loadtests.trace import RateTrace, Trace, read_trace
 
@@ -56,8 +56,8 @@ TRACE_OUTPUT_MAX = 120
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoLoad:
     """A load on the demo's clock. `rate`: expected requests per second at a moment; `service_s`: mean time a request
-    holds its slot; `slots` of one replica; `history`: requests in each of the seconds before second 0, () = nothing
-    is known before.
+    holds its slot, `prior_s` what the policy is told of it beforehand; `slots` of one replica; `history`: requests in
+    each of the seconds before second 0, () = nothing is known before.
     """
 
     title: str
@@ -65,6 +65,7 @@ class DemoLoad:
     end_s: float
     rate: Callable[[float], float]
     service_s: float
+    prior_s: float
     slots: int = SLOTS
     slowness: float = 1.0
     history: tuple[float, ...] = ()
@@ -109,6 +110,7 @@ def generated(seed: int, running_s: float = CYCLE_S * CYCLES) -> DemoLoad:
         end_s=running_s,
         rate=day.rate_per_s,
         service_s=_service_s(trace),
+        prior_s=_service_s(day.requests(-CYCLE_S, 0.0)),
         history=tuple(float(count) for count in day.history(SEEDED_CYCLES, 1.0)),
         season_s=CYCLE_S,
         notes=(
@@ -146,6 +148,7 @@ def traced(source: Trace | RateTrace, seed: int, running_s: float | None = None)
         f"Trace {name} ({source.form}){thinned} {end_s * FACTOR:.0f} s of it, played {FACTOR} times as fast.",
         f"Token counts are divided by {FACTOR} as well. Nothing is pre-seeded: the forecast learns as it goes.",
         "Both stacks begin with nothing, so the first requests wait for the first replica.",
+        "The policy's prior of the service time is the mean of what is played.",
     ]
     if slowness > 1:
         notes.append(f"Its requests are short, so emulated replicas are {slowness:.1f} times slower than usual.")
@@ -157,6 +160,7 @@ def traced(source: Trace | RateTrace, seed: int, running_s: float | None = None)
         end_s=end_s,
         rate=lambda t_s: smooth[min(len(smooth) - 1, max(0, int(t_s)))],
         service_s=usual_s * slowness,
+        prior_s=usual_s * slowness,
         slots=max(SLOTS_MIN, round(busy * slowness / MEAN_REPLICAS)),
         slowness=slowness,
         notes=tuple(notes),

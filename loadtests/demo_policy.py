@@ -49,7 +49,7 @@ def policy_document(law: str, load: DemoLoad, folder: Path, *, bound_s: float) -
         "slo": {"queueSeconds": QUEUE_S},
         "signal": {
             "type": "concurrency",
-            "serviceSeconds": round(load.service_s, 3),
+            "serviceSeconds": round(load.prior_s, 3),
             "serviceWindowSeconds": 600 / FACTOR,
         },
         "variants": [variant],

@@ -136,6 +136,8 @@ class DemoRun:
 
     async def _play(self) -> None:
         skipped_s = max(0.0, asyncio.get_running_loop().time() - self._start_at)
+        if self._load.history and skipped_s > self._load.warm_up_s:
+            raise StackFailed(f"the first replicas were ready {skipped_s:.0f} s late, inside what is to be scored")
         planned = [request for request in self._load.planned if request.at_s >= skipped_s]
         options = [
             PlayOptions(model=MODEL, timeout_s=REQUEST_TIMEOUT_S, run=law, start_at=self._start_at) for law in LAWS

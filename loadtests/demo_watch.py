@@ -24,7 +24,9 @@ SPARK_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawView:
-    """One law at present. None = unknown. `ready_before`, `queued_before`: the last minute, one value a tick."""
+    """One law at present. None = unknown. `ready_before`, `queued_before`: the last minute, one value a tick;
+    `broken`: requests failed or lost.
+    """
 
     law: str
     ready: int = 0
@@ -37,6 +39,7 @@ class LawView:
     ttft_p95_s: float | None = None
     late: float | None = None
     refused: int = 0
+    broken: int = 0
     gpu_hours: float = 0.0
     forecast_p50: float | None = None
     forecast_need: float | None = None
@@ -56,7 +59,7 @@ class Watch:
         self._window = Window(start_s=load.warm_up_s, end_s=load.end_s)
         self._slo = slo
         self._recent: deque[Outcome] = deque(maxlen=1000)
-        self._judged = self._late = self._refused = 0
+        self._judged = self._late = self._refused = self._broken = 0
         self._replica_s = 0.0
         self._horizon_s: float | None = None
 
@@ -65,7 +68,8 @@ class Watch:
         self.outcomes.append(outcome)
         self._recent.append(outcome)
         if self._scored(outcome):
-            self._refused += outcome.outcome != "answered"
+            self._refused += outcome.outcome == "refused"
+            self._broken += outcome.outcome in ("failed", "lost")
             self._judged += 1
             self._late += is_late(outcome, self._slo)
 
@@ -111,6 +115,7 @@ class Watch:
             ttft_p95_s=percentile(near, 0.95),
             late=self._late / self._judged if self._judged else None,
             refused=self._refused,
+            broken=self._broken,
             gpu_hours=self._replica_s * FACTOR / 3600,
             forecast_p50=tick.forecast_p50,
             forecast_need=tick.forecast_need,

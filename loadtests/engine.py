@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from loadtests.engine_batch import Batch, Rates
-from loadtests.engine_faults import BadInput, add_fault_arguments, faults_from
+from loadtests.engine_faults import add_fault_arguments, faults_from
+from loadtests.errors import BadInput
 
 if TYPE_CHECKING:
     from aiohttp.web import AppRunner

@@ -13,14 +13,10 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from loadtests.errors import BadInput
+
 METRICS = ("vllm", "absent", "nan", "renamed")
 """What /metrics shows: the truth, nothing about load, NaN gauges, or gauges under names that nobody knows."""
-
-
-class BadInput(Exception):
-    """A flag or a fault cannot be used; the message names it, its value and what is allowed."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

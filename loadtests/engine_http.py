@@ -18,7 +18,8 @@ from aiohttp import web
 from loadtests.engine_answers import DONE, ENGINE_DIED, LOADING, Answer, Asked, Head, Refused, error_body, read_request
 from loadtests.engine_batch import Generation
 from loadtests.engine_driver import EngineDriver, Ticket
-from loadtests.engine_faults import BadInput, changed
+from loadtests.engine_faults import changed
+from loadtests.errors import BadInput
 
 BODY_BYTES_MAX = 256 * 1024 * 1024
 _JSON = "application/json"

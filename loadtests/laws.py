@@ -94,7 +94,3 @@ def _growth_limit(scale_up: ScaleUp, memory: tuple[tuple[str, float], ...], pres
     if scale_up.select_policy == "Disabled":
         return present
     return int((max if scale_up.select_policy == "Max" else min)(limits, default=10**9))
-
-
-LAWS: dict[str, Law] = {"hpa": hpa()}
-"""By the name that `tidegate controller --law` takes."""

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from loadtests.report import Recording, Tick, Track, name_of, thinned
+from loadtests.scorecard import percentile
 
 BIN_S = 2.0
 LAW_COLOURS = {"tidegate": "#00796b", "hpa": "#d55e00"}
@@ -158,7 +159,7 @@ def _first_tokens(recording: Recording) -> Figure:
         for at, waited in track.first_tokens:
             bins.setdefault(int(at // BIN_S), []).append(waited)
         for words, share, dash in (("95th percentile", 0.95, "solid"), ("median", 0.5, "dot")):
-            points = [(key * BIN_S, _quantile(bins[key], share)) for key in sorted(bins)]
+            points = [(key * BIN_S, percentile(bins[key], share)) for key in sorted(bins)]
             points = thinned(points)
             chart.add_scatter(
                 x=[at for at, _ in points],
@@ -211,11 +212,6 @@ def _per_bin(moments: Sequence[float], recording: Recording) -> list[tuple[float
 def _few(ticks: Sequence[Tick], most: int = 1500) -> Sequence[Tick]:
     """Every n-th tick: the states of one moment belong together, so no state is thinned by itself."""
     return ticks[:: max(1, -(-len(ticks) // most))]
-
-
-def _quantile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 __all__ = ["BIN_S", "Figure", "Track", "colour_of", "figures"]

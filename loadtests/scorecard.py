@@ -84,23 +84,20 @@ def percentile(values: Sequence[float], q: float) -> float | None:
 
 
 def is_late(outcome: Outcome, slo: Slo) -> bool:
-    """Whether one request was late. An answer without `server-timing` is judged by its time to first byte, which
-    contains the wait.
-    """
+    """Whether one request was late. An answer that does not say how long it waited is late by its first token only."""
     if outcome.outcome != "answered":
         return outcome.outcome != "client_gone"
-    waited = outcome.queue_s if outcome.queue_s is not None else outcome.ttft_s
-    if waited is not None and waited > slo.queue_s:
+    if outcome.queue_s is not None and outcome.queue_s > slo.queue_s:
         return True
     return slo.ttft_s is not None and outcome.ttft_s is not None and outcome.ttft_s > slo.ttft_s
 
 
 def late_fraction(outcomes: Sequence[Outcome], slo: Slo) -> float | None:
-    """Late requests over all but those whose client left; None when no answer said how long it had waited, or nothing
-    can be judged.
+    """Late requests over all but those whose client left; None when there are none, or when an answer did not say how
+    long it had waited.
     """
     judged = [one for one in outcomes if one.outcome != "client_gone"]
-    if not judged or all(one.queue_s is None for one in judged):
+    if not judged or any(one.queue_s is None for one in judged if one.outcome == "answered"):
         return None
     return sum(is_late(one, slo) for one in judged) / len(judged)
 

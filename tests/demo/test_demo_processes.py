@@ -63,6 +63,8 @@ async def test_a_short_demo_ends_with_a_verdict_and_leaves_nothing(tmp_path: Pat
         assert run["lost"] == run["failed"] == 0
         assert run["gpu_hours"] > 0
         assert run["late_fraction"] is not None
+    late = {run["law"]: run["late_fraction"] for run in document["runs"]}
+    assert late["tidegate"] < late["hpa"]
     assert document["seed"] == 2
     assert 4_000_000 < (out / "report.html").stat().st_size < 8_000_000
     assert b"warning" not in progress, progress.decode()

@@ -12,7 +12,7 @@ from autoscaler.policy import ScalingPolicy
 from loadtests import demo_load
 from loadtests.demo_load import CYCLE_S, CYCLES, FACTOR, DemoLoad, generated, load_from, traced
 from loadtests.demo_policy import MODEL, policy_document
-from loadtests.engine_faults import BadInput
+from loadtests.errors import BadInput
 from loadtests.trace import RateTrace, Trace
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from loadtests.engine_answers import Answer, Asked, Head, Refused, read_request
-from loadtests.engine_faults import BadInput, Faults, add_fault_arguments, changed, faults_from
+from loadtests.engine_faults import Faults, add_fault_arguments, changed, faults_from
+from loadtests.errors import BadInput
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello there"}]}
 

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.model import DeciderState, Decision, Now, Observation
 from autoscaler.policy import ScalingPolicy
-from loadtests.laws import LAWS
+from loadtests.laws import hpa
 
 
 def policy(window_s: float = 300, lowest: int = 1, highest: int = 40) -> ScalingPolicy:
@@ -51,7 +51,7 @@ class Story:
             replicas=(),
             start_times={},
         )
-        decision = LAWS["hpa"](self.policy, self.state, seen, None, now)
+        decision = hpa()(self.policy, self.state, seen, None, now)
         self.state = decision.next_state
         return decision
 

@@ -54,14 +54,14 @@ def outcome(kind: str = "answered", *, queue_s: float | None = 0.0, ttft_s: floa
         ([], Slo(), None),
         ([outcome("client_gone")], Slo(), None),
         ([outcome(queue_s=None)], Slo(), None),
-        ([outcome("refused"), outcome("lost")], Slo(), None),
+        ([outcome("refused"), outcome("lost")], Slo(), 1.0),
         ([outcome(), outcome(queue_s=5.0)], Slo(), 0.0),
         ([outcome(), outcome(queue_s=5.1)], Slo(), 0.5),
         ([outcome(), outcome("refused"), outcome("failed"), outcome("lost")], Slo(), 0.75),
         ([outcome(), outcome("refused"), outcome("client_gone")], Slo(), 0.5),
         ([outcome(ttft_s=2.0), outcome(ttft_s=2.5)], Slo(ttft_s=2.0), 0.5),
-        ([outcome(), outcome(queue_s=None, ttft_s=4.0)], Slo(), 0.0),
-        ([outcome(), outcome(queue_s=None, ttft_s=6.0)], Slo(), 0.5),
+        ([outcome(), outcome(queue_s=None, ttft_s=4.0)], Slo(), None),
+        ([outcome(queue_s=5.1), *(outcome(queue_s=None, ttft_s=6.0) for _ in range(99))], Slo(), None),
     ],
 )
 def test_late(outcomes: list[Outcome], slo: Slo, late: float | None) -> None:
