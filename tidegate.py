@@ -8,10 +8,11 @@ and are printed as one line. What one package must not import from another (a la
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 __version__ = "0.1.0"
 
@@ -35,12 +36,30 @@ INJECTED: dict[str, Callable[[], Mapping[str, Any]]] = {
 """What a command gets besides its arguments, as `args.injected`: the laws that a controller may be asked to follow instead of its own."""
 
 
+EXTRAS: dict[str, str] = {
+    "numpy": "controller",
+    "scipy": "controller",
+    "sklearn": "controller",
+    "prometheus_api_client": "controller",
+    "pyarrow": "report",
+    "plotly": "report",
+    "kubernetes_asyncio": "kubernetes",
+}
+"""Packages that a plain `pip install tidegate` leaves out, and the extra that brings each."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other refusal does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f"{self.prog}: {message}; '{self.prog} --help' shows what is allowed\n")
+
+
 def parser_for(name: str) -> argparse.ArgumentParser:
     """The argument parser of one command. Raises `KeyError` for an unknown one."""
     module, summary = COMMANDS[name]
-    parser = argparse.ArgumentParser(
-        prog=f"tidegate {name}", description=summary, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog=f"tidegate {name}", description=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
     getattr(import_module(module), f"{name}_arguments")(parser)
     return parser
 
@@ -60,6 +79,19 @@ def overview() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = run(words)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader has seen enough; what Python flushes at its end must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def run(words: list[str]) -> int:
+    """Find the command and run it; expected refusals become one line and their exit code."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -70,14 +102,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"tidegate: unknown command {name!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    args = parser_for(name).parse_args(words[1:])
-    args.injected = INJECTED.get(name)
     try:
+        args = parser_for(name).parse_args(words[1:])
+        args.injected = INJECTED.get(name)
         return int(getattr(import_module(COMMANDS[name][0]), name)(args))
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 1
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        print(f"tidegate {name}: needs {error.name}: pip install 'tidegate[{extra}]'", file=sys.stderr)
+        return 2
     except Exception as error:
         code = getattr(error, "exit_code", None)
         if code is None:

@@ -21,7 +21,9 @@ def demo_arguments(parser: argparse.ArgumentParser) -> None:
         "--skip-bad-rows", action="store_true", help="count broken rows instead of stopping at the first"
     )
     parser.add_argument(
-        "--seconds", type=float, help="how much of the load to play, in seconds of the load's own clock"
+        "--seconds",
+        type=float,
+        help="how much of the load to play, in seconds of its own clock, which runs 15 times as fast: 600 take 40 s",
     )
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the generated load and of every random choice (default 1)"

@@ -4,7 +4,9 @@ own.
 Knows nothing of processes. A generated load has cycles of `CYCLE_S` that have a day's shape; the cycles before it seed
 Tidegate's history. A trace has its time and its token counts divided by the factor, so that a request holds its slot
 for as much less; it is thinned to a rate that a small machine can emulate, and the slots of an emulated replica are
-chosen so that the mean load is `MEAN_REPLICAS`. The first quarter of the load is warm-up: played, shown, not scored.
+chosen so that the mean load is `MEAN_REPLICAS`. A warm-up is played and shown, and not scored: the first quarter of a
+generated load; before a trace, which nobody's history leads up to, its own first `TRACE_WARM_UP_S` once more, so that
+what is scored is how a law follows the load and not how it starts from nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ CYCLES = 4
 WARM_UP_SHARE = 0.25
 SECONDS_MIN, SECONDS_MAX = 24.0, 1800.0
 """Running time that can be asked for, on the demo's clock: below two starts nothing can be told apart."""
-DEFAULT_S = 200.0
-"""Longest default length of a trace."""
+TRACE_WARM_UP_S = 3 * START_S
+"""One start to have a first replica, one to have enough of them, one to work off what waited meanwhile."""
+DEFAULT_S = 200.0 - TRACE_WARM_UP_S
+"""Longest default length of a trace, apart from its warm-up."""
 SEEDED_CYCLES = 12
 TROUGH_PER_S, PEAK_PER_S = 7.5, 35.0
 PREFILL_PER_S, DECODE_PER_S = 2000.0, 8.0
@@ -57,7 +61,7 @@ TRACE_OUTPUT_MAX = 120
 class DemoLoad:
     """A load on the demo's clock. `rate`: expected requests per second at a moment; `service_s`: mean time a request
     holds its slot, `prior_s` what the policy is told of it beforehand; `slots` of one replica; `history`: requests in
-    each of the seconds before second 0, () = nothing is known before.
+    each of the seconds before second 0, () = nothing is known before; `warm_up_s`: where scoring begins.
     """
 
     title: str
@@ -66,17 +70,13 @@ class DemoLoad:
     rate: Callable[[float], float]
     service_s: float
     prior_s: float
+    warm_up_s: float
     slots: int = SLOTS
     slowness: float = 1.0
     history: tuple[float, ...] = ()
     season_s: float | None = None
     notes: tuple[str, ...] = ()
     bad_rows: int = 0
-
-    @property
-    def warm_up_s(self) -> float:
-        """Where scoring begins."""
-        return self.end_s * WARM_UP_SHARE
 
     def need(self, t_s: float) -> float:
         """Replicas that just carry the expected load of a moment."""
@@ -111,6 +111,7 @@ def generated(seed: int, running_s: float = CYCLE_S * CYCLES) -> DemoLoad:
         rate=day.rate_per_s,
         service_s=_service_s(trace),
         prior_s=_service_s(day.requests(-CYCLE_S, 0.0)),
+        warm_up_s=running_s * WARM_UP_SHARE,
         history=tuple(float(count) for count in day.history(SEEDED_CYCLES, 1.0)),
         season_s=CYCLE_S,
         notes=(
@@ -127,7 +128,7 @@ def traced(source: Trace | RateTrace, seed: int, running_s: float | None = None)
     """A recorded load. Raises `BadInput` when less than the shortest possible length of it is there."""
     if source.duration_s < SECONDS_MIN * FACTOR:
         low = SECONDS_MIN * FACTOR
-        raise BadInput(f"--trace {source.source}: {source.duration_s:.0f} s long; at least {low:.0f} s are needed")
+        raise BadInput(f"--trace {source.source}: {source.duration_s:.1f} s long; at least {low:.0f} s are needed")
     end_s = min(DEFAULT_S if running_s is None else running_s, source.duration_s / FACTOR)
     part = source.slice(0.0, end_s * FACTOR)
     if isinstance(part, RateTrace):
@@ -142,12 +143,20 @@ def traced(source: Trace | RateTrace, seed: int, running_s: float | None = None)
     usual_s = _service_s(kept)
     busy = len(kept) / end_s * usual_s
     slowness = min(SLOWNESS_MAX, max(1.0, SLOTS_MIN * MEAN_REPLICAS / busy))
+    warm_up_s = min(TRACE_WARM_UP_S, end_s)
+    planned = planned_requests(kept)
+    before = [request for request in planned if request.at_s < warm_up_s]
+
+    def rate(t_s: float) -> float:
+        at_s = t_s if t_s < warm_up_s else t_s - warm_up_s
+        return smooth[min(len(smooth) - 1, max(0, int(at_s)))]
+
     name = Path(source.source).name
     thinned = f", thinned by seed {seed} to {keep:.1%} of its requests," if keep < 1 else ""
     notes = [
         f"Trace {name} ({source.form}){thinned} {end_s * FACTOR:.0f} s of it, played {FACTOR} times as fast.",
         f"Token counts are divided by {FACTOR} as well. Nothing is pre-seeded: the forecast learns as it goes.",
-        "Both stacks begin with nothing, so the first requests wait for the first replica.",
+        f"Both stacks begin with nothing, so the trace's first {warm_up_s:.0f} s are played once before, as warm-up.",
         "The policy's prior of the service time is the mean of what is played.",
     ]
     if slowness > 1:
@@ -156,11 +165,12 @@ def traced(source: Trace | RateTrace, seed: int, running_s: float | None = None)
         notes.append(f"{cut} of {len(fast)} answers were cut to {TRACE_OUTPUT_MAX} tokens.")
     return DemoLoad(
         title=f"trace {name}",
-        planned=planned_requests(kept),
-        end_s=end_s,
-        rate=lambda t_s: smooth[min(len(smooth) - 1, max(0, int(t_s)))],
+        planned=(*before, *(replace(request, at_s=request.at_s + warm_up_s) for request in planned)),
+        end_s=warm_up_s + end_s,
+        rate=rate,
         service_s=usual_s * slowness,
         prior_s=usual_s * slowness,
+        warm_up_s=warm_up_s,
         slots=max(SLOTS_MIN, round(busy * slowness / MEAN_REPLICAS)),
         slowness=slowness,
         notes=tuple(notes),

@@ -96,7 +96,7 @@ def _rows(most: float, deepest: float) -> tuple[tuple[str, Callable[[LawView], R
         ("late", lambda law: Text(_percent(law.late), style="bold red" if (law.late or 0) > 0.01 else "bold")),
         ("refused", lambda law: f"{law.refused:4d}"),
         ("failed, lost", lambda law: f"{law.broken:4d}"),
-        ("GPU-hours", lambda law: f"{law.gpu_hours:7.2f}"),
+        ("GPU-hours", lambda law: "   –" if law.gpu_hours is None else f"{law.gpu_hours:7.2f}"),
     )
 
 

@@ -40,7 +40,7 @@ class LawView:
     late: float | None = None
     refused: int = 0
     broken: int = 0
-    gpu_hours: float = 0.0
+    gpu_hours: float | None = None
     forecast_p50: float | None = None
     forecast_need: float | None = None
     horizon_s: float | None = None
@@ -116,7 +116,7 @@ class Watch:
             late=self._late / self._judged if self._judged else None,
             refused=self._refused,
             broken=self._broken,
-            gpu_hours=self._replica_s * FACTOR / 3600,
+            gpu_hours=self._replica_s * FACTOR / 3600 if t_s > self._window.start_s else None,
             forecast_p50=tick.forecast_p50,
             forecast_need=tick.forecast_need,
             horizon_s=tick.horizon_s,
@@ -157,7 +157,8 @@ class Watch:
         return self._window.start_s <= outcome.planned_s < self._window.end_s
 
     def _add(self, tick: Tick) -> None:
-        if self.ticks and tick.t_s > self._window.start_s:
+        if self.ticks:
             alive = tick.ready + tick.starting + tick.standby + tick.draining
-            self._replica_s += alive * (tick.t_s - max(self.ticks[-1].t_s, self._window.start_s))
+            since_s = max(self.ticks[-1].t_s, self._window.start_s)
+            self._replica_s += alive * max(0.0, min(tick.t_s, self._window.end_s) - since_s)
         self.ticks.append(tick)

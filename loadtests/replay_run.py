@@ -38,7 +38,7 @@ COLUMNS = tuple(field.name for field in fields(Outcome))
 
 
 def run_replay(args: argparse.Namespace) -> int:
-    """Run the command; 0 when every request was accounted for, 1 when some were lost. Raises `TraceError` or
+    """Run the command; 0 when every request was accounted for, 1 when some were lost or none was answered. Raises `TraceError` or
     `ReplayError` (exit 2).
     """
     _check(args)
@@ -58,7 +58,7 @@ def run_replay(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
     else:
         _tell(run, outcomes, [requests_path, score_path])
-    return 1 if run["lost"] else 0
+    return 1 if run["lost"] or not run["answered"] else 0
 
 
 async def choose_model(target: Target, *, asked_by_trace: bool = False) -> str | None:

@@ -72,8 +72,8 @@ def _load(recording: Recording) -> Figure:
     chart.update_yaxes(rangemode="tozero")
     return Figure(
         title="Load, and what was forecast for it",
-        says="The band was made one start time before the moment at which it is drawn: from the median to the quantile "
-        "that capacity must cover, each of the largest load within one start time. Load above it came unforeseen.",
+        says="Each point of the band stands at the end of the time that its forecast looked ahead (one start time and a tick): "
+        "from the median to the quantile that capacity must cover, of the largest load on the way there.",
         chart=chart,
     )
 
@@ -123,7 +123,7 @@ def _replicas(recording: Recording) -> Figure:
     return Figure(
         title="Replicas by state, against need",
         says="Need is the load times the time a request takes, over what one replica holds at a time. Each coloured area is "
-        "paid for; only ready replicas answer. Where the line is above the green, requests wait.",
+        "paid for; only ready replicas answer. Where the line is above the green, the queue grows.",
         chart=chart,
     )
 
@@ -159,7 +159,8 @@ def _first_tokens(recording: Recording) -> Figure:
         for at, waited in track.first_tokens:
             bins.setdefault(int(at // BIN_S), []).append(waited)
         for words, share, dash in (("95th percentile", 0.95, "solid"), ("median", 0.5, "dot")):
-            points = [(key * BIN_S, percentile(bins[key], share)) for key in sorted(bins)]
+            shares = ((key * BIN_S, percentile(bins[key], share)) for key in sorted(bins))
+            points = [(at, value) for at, value in shares if value is not None]
             points = thinned(points)
             chart.add_scatter(
                 x=[at for at, _ in points],

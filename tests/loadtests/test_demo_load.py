@@ -52,7 +52,8 @@ def test_seeds_differ() -> None:
 
 def test_a_trace_is_thinned_to_what_the_machine_can_emulate_and_sized_to_a_few_replicas() -> None:
     load = traced(trace(), seed=1)
-    assert load.end_s == demo_load.DEFAULT_S
+    assert load.end_s == 200.0
+    assert load.warm_up_s == 36.0
     assert len(load.planned) / load.end_s == pytest.approx(demo_load.TRACE_MEAN_PER_S, rel=0.1)
     assert {request.output_tokens for request in load.planned} == {round(200 / FACTOR)}
     assert {request.input_tokens for request in load.planned} == {60}
@@ -88,8 +89,22 @@ def test_a_trace_of_rates_is_drawn_from() -> None:
         source="rates.csv",
     )
     load = traced(rates, seed=1, running_s=100.0)
-    assert load.end_s == 100.0
-    assert len(load.planned) == pytest.approx(750, rel=0.2)
+    assert (load.warm_up_s, load.end_s) == (36.0, 136.0)
+    assert len(load.planned) == pytest.approx(1020, rel=0.2)
+
+
+@pytest.mark.parametrize(("seconds", "warm_up_s"), [(361, 24.0), (600, 36.0), (3000, 36.0)])
+def test_the_beginning_of_a_trace_is_played_once_before_as_warm_up(seconds: int, warm_up_s: float) -> None:
+    """Ten minutes are 40 s on the demo's clock; scored from second 0 they would be little else than a cold start."""
+    load = traced(trace(seconds=seconds), seed=1, running_s=seconds / FACTOR)
+    assert load.warm_up_s == pytest.approx(warm_up_s, abs=0.1)
+    warm_up_s = load.warm_up_s
+    assert load.end_s == pytest.approx(warm_up_s + seconds / FACTOR, abs=0.1)
+    moments = [request.at_s for request in load.planned]
+    assert moments == sorted(moments)
+    again = [request.at_s - warm_up_s for request in load.planned if warm_up_s <= request.at_s < 2 * warm_up_s]
+    assert again == pytest.approx([at_s for at_s in moments if at_s < warm_up_s])
+    assert load.need(5.0) == load.need(warm_up_s + 5.0)
 
 
 @pytest.mark.parametrize(("seconds", "running_s"), [(None, 192.0), (720.0, 48.0)])
