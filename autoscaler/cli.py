@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoscaler.errors import BadInput
-from autoscaler.settings import DEFAULT_LAW, ControllerSettings, default_state_dir
+from autoscaler.settings import DEFAULT_LAW, ControllerSettings, default_state_dir, read_token
 
 if TYPE_CHECKING:
     from autoscaler.ports import Law
@@ -23,7 +23,9 @@ example:
   tidegate controller --local -f policy.yaml --router http://127.0.0.1:9190
 
 It runs until SIGTERM: then it drains its replicas (a few seconds at most), stops them all and exits with 0.
-A second SIGTERM skips the drain."""
+A second SIGTERM skips the drain.
+A router that does not answer is waited for: drains end at the policy's drain.timeoutSeconds, and nothing is scaled down
+while its load is missing. One that is gone for good is left out by starting the controller again without it."""
 
 VALIDATE_EXAMPLE = """\
 example:
@@ -56,6 +58,12 @@ def controller_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a router's admin address; repeat for several (default http://127.0.0.1:9190)",
     )
+    parser.add_argument(
+        "--router-token-file",
+        type=Path,
+        metavar="FILE",
+        help="the admin token of routers that were started with --admin-token-file, the same for all (default none)",
+    )
     parser.add_argument("--web-host", default="127.0.0.1", help="address of the status API (default 127.0.0.1)")
     parser.add_argument("--web-port", type=int, default=9089, help="its port, 0 = any free one (default 9089)")
     parser.add_argument(
@@ -79,6 +87,7 @@ def controller(args: argparse.Namespace) -> int:
         file=args.file,
         state_dir=args.state_dir or default_state_dir(),
         routers=tuple(args.router or ("http://127.0.0.1:9190",)),
+        router_token=read_token(args.router_token_file) if args.router_token_file else None,
         web_host=args.web_host,
         web_port=args.web_port,
         law=args.law,

@@ -34,6 +34,10 @@ class ReplicaState(StrEnum):
     GONE = "gone"
 
 
+LOADING = (ReplicaState.REQUESTED, ReplicaState.STARTING)
+"""On its way to ready."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """One copy of the model, from its start command to its exit.
@@ -100,6 +104,15 @@ class StartTime:
         sigma = max(0.15, math.log(max(self.p90_s / self.p50_s, 1.0)) / 1.2816) if self.p50_s > 0 else 0.0
         return max(self.p90_s, self.p50_s * math.exp(2.3263 * sigma))
 
+    def eta_s(self, age_s: float) -> float | None:
+        """Seconds until a replica that has been loading for `age_s` is expected: to the P50, once past it to the P90,
+        then to the P99; None beyond, when it is overdue and not to be counted on.
+        """
+        for quantile_s in (self.p50_s, self.p90_s, self.p99_s):
+            if age_s <= quantile_s:
+                return quantile_s - age_s
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -108,7 +121,7 @@ class Observation:
     `stable_per_s`, `panic_per_s`: mean arrivals per second over the two windows, None when unknown. `service_s`: mean
     service time (EWMA, prior from the policy). `demand`, `panic_demand`: the same in signal units. `backlog`: requests
     queued at the routers, None when unknown. `gaps` says in words what is missing, stale or absurd; `trusted` is False
-    when the load itself is unknown.
+    when the load is unknown, or known only as a lower bound.
     """
 
     at: Now
@@ -139,11 +152,27 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantTarget:
-    """How many replicas of one variant are to be routed (`active`) and loaded but not routed (`standby`)."""
+    """How many replicas of one variant are to be routed (`active`) and loaded but not routed (`standby`). `dead`: how
+    many of the active ones are overdue and only kept in case they still arrive; others were ordered in their place.
+    """
 
     variant: str
     active: int
     standby: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a decision expects: quantiles of the largest load, in requests per second, within `horizon_s` from its own
+    moment (not from when the forecast was made). `need` is the one at `quantile`, which capacity must cover.
+    """
+
+    horizon_s: float
+    p50: float
+    p90: float
+    need: float
+    quantile: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +194,8 @@ class Decision:
     standby apart.
 
     `bound_by` names the step that had the last word, None when the load itself had. `need` is the demand in signal
-    units that `desired` answers, None when unknown.
+    units that `desired` answers, None when unknown. `expected`: what the forecast said of the time that the decision
+    looks ahead, None when there was none to ask; a forecast that is not trusted is told of and not followed.
     """
 
     at: Now
@@ -176,6 +206,7 @@ class Decision:
     reason: str
     bound_by: str | None = None
     need: float | None = None
+    expected: Expected | None = None
     valid: bool = True
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from autoscaler.model import StartTime
 from autoscaler.policy_values import Count, CountFromOne, Devices, Name, NotNegative, Part, Positive, Seconds, Text
 
 Engine = Literal["vllm", "sglang", "tgi", "triton", "llamacpp", "generic"]
@@ -162,6 +163,11 @@ class Variant(Part):
                 "policy", "must have scaleTargetRef or process: there is no way to start a replica"
             )
         return self
+
+    @property
+    def prior(self) -> StartTime:
+        """The start time to go by before any was measured."""
+        return StartTime(p50_s=self.start_time.p50_seconds, p90_s=self.start_time.p90_seconds)
 
     @property
     def gpu_share(self) -> float:

@@ -38,6 +38,11 @@ class ReplicaTarget(Protocol):
     async def start(self, policy: ScalingPolicy, variant: str, standby: bool, now: Now) -> Replica:
         """Start one; returns at once. Raises `ControllerError` when it cannot be started."""
 
+    async def mark(self, policy: ScalingPolicy, replica: str, *, standby: bool, draining: Now | None) -> None:
+        """Keep what was decided about one where the next controller finds it: whether it waits unrouted, and since when
+        it drains (None = it does not). Shown by `replicas` at once. One that is gone is left alone.
+        """
+
     async def stop(self, policy: ScalingPolicy, replica: str, now: Now) -> None:
         """Stop one: SIGTERM, bound, SIGKILL. Idempotent; returns once the stop is under way."""
 
@@ -55,6 +60,9 @@ class RouterLink(Protocol):
 
     def in_flight(self) -> Mapping[str, int]:
         """Requests in flight per replica over all routers, as last acknowledged; a replica nobody spoke of is left out."""
+
+    def unacknowledged(self) -> Mapping[str, str]:
+        """Routers that did not take the last table, and why."""
 
 
 class History(Protocol):

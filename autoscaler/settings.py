@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoscaler.errors import BadInput
@@ -21,6 +21,8 @@ class ControllerSettings:
     """History, replica logs and the lock that keeps a second controller out."""
     routers: tuple[str, ...] = ("http://127.0.0.1:9190",)
     """Admin addresses of all routers; each gets the whole table and is asked for load."""
+    router_token: str | None = field(default=None, repr=False)
+    """What the routers' admin API asks for; None = nothing. Not shown."""
     web_host: str = "127.0.0.1"
     """Where the status API listens; loopback unless told, as it has no password."""
     web_port: int = 9089
@@ -39,6 +41,17 @@ class ControllerSettings:
             raise BadInput(
                 "--router: missing; at least one router's admin address is needed, such as http://127.0.0.1:9190"
             )
+
+
+def read_token(path: Path) -> str:
+    """The routers' admin token in a file, without surrounding blanks. Raises `BadInput`."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--router-token-file: {path} cannot be read: {error}") from error
+    if not token or not token.isprintable() or " " in token:
+        raise BadInput(f"--router-token-file: {path} holds no token; allowed is one word, as in --admin-token-file")
+    return token
 
 
 def default_state_dir() -> Path:

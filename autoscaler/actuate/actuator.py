@@ -1,7 +1,8 @@
 """Runs commands, each one checked again against what is there now.
 
 It knows no router and no decision. Starting and stopping go to the target; promote, demote, drain and resurrect are
-marks kept here, which the next table carries to the routers. A command that has already happened is done again as
+marks that the target keeps with the replica (they outlive this process) and the next table carries to the routers. What
+routers said of a drain is kept here: after a restart they are asked again. A command that has already happened is done again as
 nothing; one that no longer fits (its replica is gone, or became something else since it was planned) is refused and
 says why, so the next tick plans anew.
 
@@ -18,7 +19,7 @@ says why, so the next tick plans anew.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autoscaler.errors import ControllerError
 from autoscaler.model import Action, Applied, Command, Now, Replica, ReplicaState
@@ -26,41 +27,29 @@ from autoscaler.policy import ScalingPolicy
 from autoscaler.ports import ReplicaTarget
 
 
-@dataclass(slots=True)
-class Mark:
-    """What was decided about one replica. `standby` None = as it was started; `drained` only counts while draining."""
-
-    standby: bool | None = None
-    draining: Now | None = None
-    drained: bool = False
-    in_flight: int | None = None
-
-
 class Actuator:
     """Commands of one policy, carried out on a target."""
 
     def __init__(self, target: ReplicaTarget) -> None:
         self._target = target
-        self._marks: dict[str, Mark] = {}
+        self._drained: set[str] = set()
+        self._in_flight: dict[str, int] = {}
         self._present: set[str] = set()
-        self.drains: dict[str, Now] = {}
-        """When each replica that left, or is leaving, began to drain; kept for the record."""
 
     async def replicas(self, policy: ScalingPolicy, now: Now) -> tuple[Replica, ...]:
-        """The target's replicas with the marks on them."""
+        """The target's replicas, with what the routers said of them."""
         found = await self._target.replicas(policy, now)
         self._present = {replica.id for replica in found}
-        self._marks = {name: mark for name, mark in self._marks.items() if name in self._present}
-        return tuple(self._marked(replica) for replica in found)
+        self._drained &= self._present
+        self._in_flight = {name: count for name, count in self._in_flight.items() if name in self._present}
+        return tuple(self._told(replica) for replica in found)
 
     def acknowledged(self, drained: Mapping[str, bool], in_flight: Mapping[str, int]) -> None:
         """What the routers answered to the last table; rows of other policies' replicas are left alone."""
-        for name, value in drained.items():
-            if name not in self._present:
-                continue
-            mark = self._mark(name)
-            mark.drained = value and mark.draining is not None
-            mark.in_flight = in_flight.get(name)
+        own = self._present & drained.keys()
+        self._drained = {name for name in own if drained[name]} | (self._drained - own)
+        kept = {name: count for name, count in self._in_flight.items() if name not in own}
+        self._in_flight = kept | {name: in_flight[name] for name in own if name in in_flight}
 
     async def apply(self, policy: ScalingPolicy, commands: Sequence[Command], now: Now) -> tuple[Applied, ...]:
         """Run them in order. One that fails does not keep the others from running."""
@@ -85,41 +74,30 @@ class Actuator:
             if command.action in (Action.STOP, Action.DRAIN):
                 return f"{name} has left already"
             raise ControllerError(f"{name} has left meanwhile")
-        mark = self._mark(name)
         match command.action:
             case Action.PROMOTE | Action.DEMOTE:
                 _needs(replica, ReplicaState.READY, ReplicaState.STARTING)
-                mark.standby = command.action is Action.DEMOTE
+                await self._target.mark(policy, name, standby=command.action is Action.DEMOTE, draining=None)
             case Action.DRAIN:
                 _needs(replica, ReplicaState.READY, ReplicaState.STARTING, ReplicaState.DRAINING)
-                if mark.draining is None:
-                    mark.draining, mark.drained = now, False
-                    self.drains[name] = now
+                if replica.state is not ReplicaState.DRAINING:
+                    self._drained.discard(name)
+                    await self._target.mark(policy, name, standby=replica.standby, draining=now)
             case Action.RESURRECT:
                 _needs(replica, ReplicaState.DRAINING, ReplicaState.READY, ReplicaState.STARTING)
-                mark.draining, mark.drained = None, False
-                self.drains.pop(name, None)
+                self._drained.discard(name)
+                await self._target.mark(policy, name, standby=replica.standby, draining=None)
             case Action.STOP:
                 check_stop(policy, replica, now)
                 await self._target.stop(policy, name, now)
         return name
 
-    def _mark(self, name: str) -> Mark:
-        return self._marks.setdefault(name, Mark())
-
-    def _marked(self, replica: Replica) -> Replica:
-        mark = self._marks.get(replica.id)
-        if mark is None:
-            return replica
-        marked = replace(
+    def _told(self, replica: Replica) -> Replica:
+        return replace(
             replica,
-            standby=replica.standby if mark.standby is None else mark.standby,
-            in_flight=replica.in_flight if mark.in_flight is None else mark.in_flight,
-            draining_s=replica.draining_s if mark.draining is None else mark.draining.monotonic_s,
-            drained=mark.drained,
+            in_flight=self._in_flight.get(replica.id, replica.in_flight),
+            drained=replica.state is ReplicaState.DRAINING and replica.id in self._drained,
         )
-        running = replica.state in (ReplicaState.STARTING, ReplicaState.READY)
-        return replace(marked, state=ReplicaState.DRAINING) if running and mark.draining is not None else marked
 
 
 def check_stop(policy: ScalingPolicy, replica: Replica, now: Now) -> None:

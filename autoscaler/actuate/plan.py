@@ -5,8 +5,9 @@ there, so planning again after the commands took effect gives nothing, and a com
 each variant:
 
 1. Failed replicas are stopped; they count for nothing, so others are started in their place.
-2. Too few routed: call draining replicas back, then promote standby, then wait for those that load, and only then
-   start. Too few standby: demote surplus routed ones, then call draining ones back, then start.
+2. Too few routed: call draining replicas back (one that was on standby comes back as such, so it is promoted as well),
+   then promote standby, then wait for those that load, and only then start. Too few standby: demote surplus routed
+   ones, then call draining ones back, then start.
 3. Too many: cancel starts first (nothing is lost but time), then drain ready ones: standby before routed when standby
    is what there is too much of, fewest in flight first, newest first on ties.
 4. A draining replica that is not called back is stopped when all routers say drained, or when the drain timeout has
@@ -20,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoscaler.model import Action, Command, Decision, Replica, ReplicaState, VariantTarget
+from autoscaler.model import LOADING, Action, Command, Decision, Replica, ReplicaState, VariantTarget
 from autoscaler.policy import ScalingPolicy
 
 _ORDER = (Action.RESURRECT, Action.PROMOTE, Action.DEMOTE, Action.DRAIN, Action.STOP, Action.START)
 _NOBODYS = (ReplicaState.STOPPING, ReplicaState.GONE, ReplicaState.SLEEPING)
-_LOADING = (ReplicaState.REQUESTED, ReplicaState.STARTING)
 
 
 def plan(policy: ScalingPolicy, decision: Decision, replicas: Sequence[Replica]) -> tuple[Command, ...]:
@@ -68,7 +68,7 @@ class _Crew:
                 crew.failed.append(item)
             elif item.state is ReplicaState.DRAINING:
                 crew.draining.append(item)
-            elif item.state in _LOADING:
+            elif item.state in LOADING:
                 crew.loading.append(item)
             elif item.state is ReplicaState.READY:
                 (crew.standby if item.standby else crew.routed).append(item)
@@ -97,8 +97,13 @@ def _fill(crew: _Crew, target: VariantTarget) -> list[Command]:
     back = min(len(crew.draining), max(target.active - len(crew.routed), wanted - crew.present))
     for _ in range(max(0, back)):
         item = crew.draining.pop(0)
-        crew.routed.append(item)
         commands.append(crew.command(Action.RESURRECT, item, f"{wanted} wanted again before it had left"))
+        if item.standby and len(crew.routed) >= target.active:
+            crew.standby.append(item)
+            continue
+        crew.routed.append(item)
+        if item.standby:
+            commands.append(crew.command(Action.PROMOTE, item, f"{target.active} to be routed"))
     for _ in range(min(len(crew.standby), max(0, target.active - len(crew.routed)))):
         item = crew.standby.pop(0)
         crew.routed.append(item)

@@ -4,8 +4,9 @@ It knows no router and no decision: it starts what it is asked to, says what run
 process group; it is ready when its readiness path answers 200 on the port chosen for it and the process that listens
 there is ours. Each device of a variant is held by one replica at a time, over all policies. A variant whose replicas
 keep dying is started again after a back-off of 1 s, doubled up to 60 s; one that served for 60 s starts afresh.
-Running replicas are remembered in the history, so that a controller that was killed finds them again (pid, start
-moment and boot must agree).
+Running replicas are remembered in the history with what was decided about them, so that a controller that was killed
+finds them again (pid, start moment and boot must agree) as they were. A history that cannot be written costs no more
+than that memory: the exit of every process is watched first, and whatever else fails, an end is noticed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -102,14 +104,16 @@ class LocalReplicas:
         return tuple(run.replica() for run in self._runs.values() if run.policy == policy.key)
 
     async def start(self, policy: ScalingPolicy, variant: str, standby: bool, now: Now) -> Replica:
-        """Start one. Raises `ControllerError` during a back-off, without a free device, or when the system refuses."""
+        """Start one. Raises `ControllerError` during a back-off, without a free device, when the system refuses, or when
+        the history has no number for it.
+        """
         spec = next(v for v in policy.spec.variants if v.name == variant)
         assert spec.process is not None, "validated before the controller starts"
         waiting = self._backoffs.waiting(policy.key, variant, now.monotonic_s)
         if waiting is not None:
             raise ControllerError(waiting)
         device = self._free_device(variant, devices_of(spec.process))
-        name = f"{policy.key.replace('/', '-')}-{variant}-{self._store.next_replica_number(policy.key, variant)}"
+        name = f"{policy.key.replace('/', '-')}-{variant}-{self._number(policy.key, variant)}"
         port = self._free_port()
         words = launch(policy, variant, name, port, device)
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -136,6 +140,13 @@ class LocalReplicas:
         log.info("replica started", replica=name, pid=process.identity.pid, port=port, device=device, standby=standby)
         return run.replica()
 
+    async def mark(self, policy: ScalingPolicy, replica: str, *, standby: bool, draining: Now | None) -> None:
+        """Set what was decided about one, and keep it with its row in the history when it is new."""
+        run = self._runs.get(replica)
+        if run is not None and (run.standby, run.draining) != (standby, draining):
+            run.standby, run.draining = standby, draining
+            self._save(run)
+
     async def stop(self, policy: ScalingPolicy, replica: str, now: Now) -> None:
         """SIGTERM to the group now, SIGKILL after the bound. Returns at once; a second call changes nothing."""
         run = self._runs.get(replica)
@@ -150,7 +161,7 @@ class LocalReplicas:
                 run.stopping = True
                 self._spawn(self._end(run))
         while self._tasks:
-            await asyncio.gather(*self._tasks)
+            await asyncio.gather(*self._tasks, return_exceptions=True)  # `_done` has told of those that failed
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -196,31 +207,36 @@ class LocalReplicas:
 
     def _take(self, run: Run) -> None:
         self._runs[run.id] = run
-        self._save(run)
         self._spawn(self._live(run))
+        self._save(run)
 
     async def _live(self, run: Run) -> None:
-        async with asyncio.TaskGroup() as group:
-            probing = group.create_task(self._until_ready(run))
+        """Watch for the end, beside all that can go wrong: a replica that is not watched would be ready for ever."""
+        probing = self._spawn(self._until_ready(run))
+        try:
             await run.process.exited()
+        finally:
             probing.cancel()
-        self._ended(run)
+            run.process.signal_group(signal.SIGKILL)  # nothing is left to hit, unless the watching itself failed
+            self._ended(run)
 
     async def _until_ready(self, run: Run) -> None:
-        while run.ready is None:
+        if run.ready is not None:
+            return  # adopted as such
+        while True:
             await asyncio.sleep(PROBE_EVERY_S)
             if not await self._answers(run):
                 continue
-            if listens(run.port, run.process.identity.pid) is False:
-                run.why = f"port {run.port} is answered by a process that is not this replica's"
-                continue
-            run.ready, run.why = self._clock(), ""
-            seconds = run.ready.monotonic_s - run.started.monotonic_s
-            if isinstance(run.process, Started):
-                self._store.add_start_time(run.policy, run.variant, seconds)
-            self._save(run)
-            log.info("replica ready", replica=run.id, start_s=round(seconds, 3))
-            self.on_change()
+            if listens(run.port, run.process.identity.pid) is not False:
+                break
+            run.why = f"port {run.port} is answered by a process that is not this replica's"
+        run.ready, run.why = self._clock(), ""
+        seconds = run.ready.monotonic_s - run.started.monotonic_s
+        if isinstance(run.process, Started):
+            self._kept(run, lambda: self._store.add_start_time(run.policy, run.variant, seconds))
+        self._save(run)
+        log.info("replica ready", replica=run.id, start_s=round(seconds, 3))
+        self.on_change()
 
     async def _answers(self, run: Run) -> bool:
         if self._session is None:
@@ -235,6 +251,9 @@ class LocalReplicas:
     def _ended(self, run: Run) -> None:
         now = self._clock()
         run.gone, run.exit_code = now, run.process.exit_code
+        del self._runs[run.id]
+        self._past.append(run)
+        run.ended.set()
         if not run.stopping:
             run.failed = True
             age_s = now.monotonic_s - run.started.monotonic_s
@@ -243,11 +262,8 @@ class LocalReplicas:
             if run.ready is not None:
                 self._backoffs.served(run.policy, run.variant, now.monotonic_s - run.ready.monotonic_s)
             self._backoffs.failed(run.policy, run.variant, f"{run.id} {run.why}", now.monotonic_s)
-        del self._runs[run.id]
-        self._past.append(run)
-        self._store.drop_replica(run.id)
+        self._kept(run, lambda: self._store.drop_replica(run.id))
         log.info("replica gone", replica=run.id, exit=run.exit_code, failed=run.failed, why=run.why)
-        run.ended.set()
         self.on_change()
 
     async def _end(self, run: Run) -> None:
@@ -279,13 +295,27 @@ class LocalReplicas:
         self._next_port = port + 1
         return port
 
-    def _save(self, run: Run) -> None:
-        self._store.save_replica(run.policy, run.id, run.row())
+    def _number(self, policy: str, variant: str) -> int:
+        try:
+            return self._store.next_replica_number(policy, variant)
+        except sqlite3.Error as error:
+            raise ControllerError(f"variant {variant}: the history gives no number ({error})") from error
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _save(self, run: Run) -> None:
+        self._kept(run, lambda: self._store.save_replica(run.policy, run.id, run.row()))
+
+    def _kept(self, run: Run, write: Callable[[], None]) -> None:
+        """Write to the history. When it refuses, what is lost is told, and the replica's life goes on."""
+        try:
+            write()
+        except sqlite3.Error as error:
+            log.error("not kept in the history", replica=run.id, error=str(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

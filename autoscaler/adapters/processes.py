@@ -1,11 +1,11 @@
 """One operating-system process and its group: start it, notice its exit at once, say who listens on a port, end all
 of it.
 
-It knows nothing of replicas or policies. A process started here leads its own session and group, reads from nothing
-and writes to a file, never to a pipe (a full pipe stops an engine). Its exit is noticed through a pidfd where the
-kernel has one, else by looking every 0.2 s. The group is killed before the leader is reaped, while its number cannot
-have been given to anybody else. A process that an earlier controller started is recognised by pid, start moment and
-boot, never by pid alone.
+It knows nothing of replicas or policies. A process started here leads its own session and group, reads from nothing and
+writes to a file, never to a pipe (a full pipe stops an engine). Its exit is noticed through a pidfd where the kernel
+has one, else by looking every 0.2 s. The group is killed, and waited for, before the leader is reaped, while its number
+cannot have been given to anybody else: a device is free only once no child holds it any more. A process that an earlier
+controller started is recognised by pid, start moment and boot, never by pid alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from autoscaler.errors import ControllerError
 
 PROC = Path("/proc")
 LOOK_EVERY_S = 0.2
+GROUP_LOOK_S = 0.01
+GROUP_BOUND_S = 5.0
+"""How long killed children are waited for; one that hangs in the kernel is left to it."""
 FIRST_PORT = 20_000
 FALLBACK_LAST_PORT = 32_000
 
@@ -77,6 +80,7 @@ class Started:
         async with self._reaped:
             if self.exit_code is None:
                 self.signal_group(signal.SIGKILL)
+                await _emptied(self.identity.pid)
                 self.exit_code = self._child.wait()
 
     def _running(self) -> bool:
@@ -102,6 +106,7 @@ class Adopted:
     async def exited(self) -> None:
         await _gone(self.identity.pid, lambda: is_running(self.identity))
         self.signal_group(signal.SIGKILL)
+        await _emptied(self.identity.pid)
         self._ended = True
 
     def signal_group(self, number: int) -> None:
@@ -284,6 +289,16 @@ async def _gone(pid: int, running: Callable[[], bool]) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+async def _emptied(group: int) -> None:
+    """Return when no process of the group lives, zombies apart, or when the bound has passed."""
+    try:
+        async with asyncio.timeout(GROUP_BOUND_S):
+            while group_members(group):  # noqa: ASYNC110 - nothing tells of other people's children
+                await asyncio.sleep(GROUP_LOOK_S)
+    except TimeoutError:
+        return
 
 
 def _pidfd(pid: int) -> int | None:

@@ -2,10 +2,15 @@
 
 It knows no decision. `HttpRouterLink` sends the whole merged table of all policies whenever it changed, and again
 every few seconds or while something drains (the answer is the acknowledgement); a router that does not answer has
-acknowledged nothing and is asked again at the next tick. Epoch = the start counter of the history, revision = a
-counter of this process; a router that holds more (a lost history) makes us go on at its epoch + 1. `HttpLoadSource`
+acknowledged nothing and is asked again at the next tick. Source = a name of this controller's own, so that two of them
+can share a router; epoch = the start counter of the history, revision = a counter of this process; a router that holds
+more (a lost history) makes us go on at its epoch + 1. Each of N routers may use 1/N of every limit. `HttpLoadSource`
 reads one report per router and tick; what is new in it is `load_cursor`'s business. `watch` is the standing request
 that only wakes the loop.
+
+Routers are those named at the start. One that does not answer is taken for silent, not for gone: it may still have
+streams on a replica, so a drain waits for it until the policy's `drain.timeoutSeconds`, and what it counted is missing,
+so nothing is scaled down. When a router is gone for good, start the controller again without it.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -26,7 +32,6 @@ from autoscaler.model import Now, Replica, ReplicaState, Sample
 from autoscaler.policy import ScalingPolicy
 from autoscaler.wires import AckWire, ReportWire, TableWire, encode_table, parse_ack, parse_report
 
-SOURCE = "local/tidegate"
 REQUEST_BOUND_S = 2.0
 """Routers are on loopback or in the same cluster; one that takes longer is as good as silent, and the tick goes on."""
 REPEAT_EVERY_S = 1.0
@@ -38,19 +43,31 @@ WATCH_AFTER_ERROR_S = 1.0
 log = structlog.get_logger(part="router_link")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Author:
+    """Who writes the tables: `source` names the controller among all that share a router, `epoch` its start."""
+
+    source: str
+    epoch: int
+
+
 class HttpRouterLink:
-    """`ports.RouterLink` for routers at fixed admin URLs. `epoch` is the start counter; `start_times` gives what
-    becomes Retry-After.
+    """`ports.RouterLink` for routers at fixed admin URLs, which are told `author`'s tables; `start_times` gives what
+    becomes Retry-After. `token` is what the routers' admin API asks for, None = nothing.
     """
 
-    def __init__(self, routers: Sequence[str], epoch: int, start_times: StartTimes) -> None:
+    def __init__(
+        self, routers: Sequence[str], author: Author, start_times: StartTimes, token: str | None = None
+    ) -> None:
         self._routers = tuple(admin_url(router) for router in routers)
-        self._epoch = epoch
+        self._source, self._epoch = author.source, author.epoch
+        self._token = token
         self._revision = 0
         self._start_times = start_times
         self._session: aiohttp.ClientSession | None = None
         self._table: TableWire | None = None
         self._acks: dict[str, AckWire | None] = {}
+        self._errors: dict[str, str] = {}
         self._sent_s = float("-inf")
 
     async def publish(
@@ -59,7 +76,8 @@ class HttpRouterLink:
         """Send the table where it is due. Returns replica id -> drained on every router; all False while one is not
         reached.
         """
-        changed = self._renew(table(SOURCE, policies, replicas, self._start_times, now))
+        fresh = table(self._source, policies, replicas, self._start_times, now)
+        changed = self._renew(msgspec.structs.replace(fresh, share=1.0 / max(1, len(self._routers))))
         draining = any(r.state is ReplicaState.DRAINING for rows in replicas.values() for r in rows)
         silent = any(self._acks.get(router) is None for router in self._routers)
         if changed or draining or silent or now.monotonic_s - self._sent_s >= REPEAT_EVERY_S:
@@ -68,10 +86,9 @@ class HttpRouterLink:
             if any(isinstance(ack, StaleRevision) for ack in acks):
                 self._overtake([ack.held for ack in acks if isinstance(ack, StaleRevision)])
                 acks = await asyncio.gather(*(self._put(router) for router in self._routers))
-            self._acks = {
-                router: ack if isinstance(ack, AckWire) else None
-                for router, ack in zip(self._routers, acks, strict=True)
-            }
+            answers = dict(zip(self._routers, acks, strict=True))
+            self._acks = {router: ack if isinstance(ack, AckWire) else None for router, ack in answers.items()}
+            self._errors = {router: str(ack) for router, ack in answers.items() if not isinstance(ack, AckWire)}
         return {r.id: self._drained(r.id) for rows in replicas.values() for r in rows}
 
     def in_flight(self) -> Mapping[str, int]:
@@ -84,9 +101,9 @@ class HttpRouterLink:
                 total[name] = total.get(name, 0) + endpoint.in_flight
         return total
 
-    def unacknowledged(self) -> tuple[str, ...]:
-        """Routers that did not take the last table."""
-        return tuple(router for router in self._routers if self._acks.get(router) is None)
+    def unacknowledged(self) -> Mapping[str, str]:
+        """Routers that did not take the last table, and why; empty before the first was sent."""
+        return dict(self._errors)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -97,15 +114,16 @@ class HttpRouterLink:
     def _renew(self, fresh: TableWire) -> bool:
         """Keep the new table under a new revision if it says anything else than the last one."""
         held = self._table
-        if held is not None and (held.models, held.endpoints) == (fresh.models, fresh.endpoints):
+        said = (fresh.share, fresh.models, fresh.endpoints)
+        if held is not None and (held.share, held.models, held.endpoints) == said:
             return False
         self._revision += 1
         self._table = msgspec.structs.replace(fresh, epoch=self._epoch, revision=self._revision)
         return True
 
     def _overtake(self, held: Sequence[tuple[int, int]]) -> None:
-        """We hold the state folder's lock, so a newer table than ours is of a controller that is gone: go on above
-        it.
+        """The source is our state folder's own and we hold its lock, so a newer table than ours is of a controller that
+        is gone: go on above it.
         """
         assert self._table is not None
         self._epoch = max(epoch for epoch, _ in held) + 1
@@ -131,7 +149,7 @@ class HttpRouterLink:
     async def _put(self, router: str) -> AckWire | StaleRevision | RouterUnreachable:
         assert self._table is not None
         if self._session is None:
-            self._session = _session(REQUEST_BOUND_S)
+            self._session = _session(REQUEST_BOUND_S, self._token)
         headers = {"content-type": "application/json"}
         try:
             url = f"{router}/admin/v1/endpoints"
@@ -139,21 +157,22 @@ class HttpRouterLink:
                 body = await answer.read()
                 status = answer.status
             if status in (409, 422):  # 422: our pair with another body, left by a controller whose history was lost
-                return StaleRevision(held_by(body, SOURCE))
+                return StaleRevision(held_by(body, self._source))
             if status != 200:
                 raise BadReport(f"status {status}: {body[:300].decode('utf-8', 'replace')}")
             return parse_ack(body)
         except (aiohttp.ClientError, TimeoutError, OSError, BadReport) as error:
             if self._acks.get(router) is not None or router not in self._acks:
                 log.warning("table not acknowledged", router=router, error=_text(error))
-            return RouterUnreachable(f"{router}: {_text(error)}")
+            return RouterUnreachable(_text(error))
 
 
 class HttpLoadSource:
     """`ports.LoadSource` over the same routers, and the standing requests that wake the loop."""
 
-    def __init__(self, routers: Sequence[str]) -> None:
+    def __init__(self, routers: Sequence[str], token: str | None = None) -> None:
         self._routers = tuple(admin_url(router) for router in routers)
+        self._token = token
         self._merger = LoadMerger(self._routers)
         self._session: aiohttp.ClientSession | None = None
         self._seqs: dict[str, int] = {}
@@ -165,7 +184,7 @@ class HttpLoadSource:
 
     async def watch(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever a router has something that cannot wait. Runs until cancelled."""
-        async with _session(WATCH_S + REQUEST_BOUND_S) as session, asyncio.TaskGroup() as group:
+        async with _session(WATCH_S + REQUEST_BOUND_S, self._token) as session, asyncio.TaskGroup() as group:
             for router in self._routers:
                 group.create_task(self._watch(session, router, wake))
 
@@ -193,7 +212,7 @@ class HttpLoadSource:
 
     async def _get(self, router: str) -> ReportWire | None:
         if self._session is None:
-            self._session = _session(REQUEST_BOUND_S)
+            self._session = _session(REQUEST_BOUND_S, self._token)
         try:
             async with self._session.get(f"{router}/admin/v1/load") as answer:
                 body = await answer.read()
@@ -229,8 +248,9 @@ def held_by(body: bytes, source: str) -> tuple[int, int]:
         raise BadReport(f"409 without the held epoch and revision: {body[:200].decode('utf-8', 'replace')}") from error
 
 
-def _session(bound_s: float) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=bound_s))
+def _session(bound_s: float, token: str | None) -> aiohttp.ClientSession:
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=bound_s), headers=headers)
 
 
 def _text(error: BaseException) -> str:

@@ -17,7 +17,9 @@ from autoscaler.model import Now, Replica, ReplicaState
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One replica's life. Moments are `Now`s, None = not yet. `exit_code` None = running, or not to be known."""
+    """One replica's life. Moments are `Now`s, None = not yet. `standby` and `draining` (since when, None = it does not) are
+    what was decided about it last. `exit_code` None = running, or not to be known.
+    """
 
     id: str
     policy: str
@@ -31,6 +33,7 @@ class Run:
     standby: bool
     started: Now
     ready: Now | None = None
+    draining: Now | None = None
     gone: Now | None = None
     stopping: bool = False
     failed: bool = False
@@ -41,6 +44,8 @@ class Run:
     def replica(self) -> Replica:
         """The same as a value."""
         state = ReplicaState.READY if self.ready is not None else ReplicaState.STARTING
+        if self.draining is not None:
+            state = ReplicaState.DRAINING
         return Replica(
             id=self.id,
             variant=self.variant,
@@ -48,6 +53,7 @@ class Run:
             state=ReplicaState.GONE if self.gone else ReplicaState.STOPPING if self.stopping else state,
             started_s=self.started.monotonic_s,
             ready_s=None if self.ready is None else self.ready.monotonic_s,
+            draining_s=None if self.draining is None else self.draining.monotonic_s,
             standby=self.standby,
             failed=self.failed,
             url=f"http://127.0.0.1:{self.port}",
@@ -70,6 +76,7 @@ class Run:
             "standby": self.standby,
             "started_epoch_s": self.started.epoch_s,
             "ready_epoch_s": None if self.ready is None else self.ready.epoch_s,
+            "draining_epoch_s": None if self.draining is None else self.draining.epoch_s,
         }
 
     @classmethod
@@ -88,6 +95,7 @@ class Run:
             standby=row["standby"],
             started=_at(row["started_epoch_s"], now),
             ready=None if row["ready_epoch_s"] is None else _at(row["ready_epoch_s"], now),
+            draining=None if row["draining_epoch_s"] is None else _at(row["draining_epoch_s"], now),
         )
 
 
@@ -101,5 +109,6 @@ def exit_text(code: int | None) -> str:
     if code is None:
         return "exited"
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+        known = {number.value: number.name for number in signal.Signals}  # most real-time signals have no name
+        return f"killed by {known.get(-code, f'signal {-code}')}"
     return f"exited with code {code}"

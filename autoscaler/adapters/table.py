@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from autoscaler.model import Now, Replica, ReplicaState, StartTime
+from autoscaler.model import LOADING, Now, Replica, ReplicaState, StartTime
 from autoscaler.policy import ScalingPolicy, Variant
 from autoscaler.wires import (
     EndpointWire,
@@ -28,8 +28,8 @@ from autoscaler.wires import (
 StartTimes = Callable[[ScalingPolicy, str], StartTime]
 """The start time known for one variant of a policy."""
 
-OVERDUE_ETA_S = 1.0
-"""What is left of a start that takes longer than its P90: not 0, which would say "now"."""
+SOONEST_S = 1.0
+"""The least that is told to clients of a replica that is due: not 0, which would say "now"."""
 
 
 def table(
@@ -39,7 +39,7 @@ def table(
     start_times: StartTimes,
     now: Now,
 ) -> TableWire:
-    """The whole table of all policies, at epoch 0 and revision 0; `replicas` by policy key."""
+    """The whole table of all policies, at epoch 0 and revision 0 and with the whole share; `replicas` by policy key."""
     return TableWire(
         source=source,
         epoch=0,
@@ -130,22 +130,16 @@ def model(policy: ScalingPolicy, replicas: Sequence[Replica], start_times: Start
 
 
 def next_eta(policy: ScalingPolicy, replicas: Sequence[Replica], start_times: StartTimes, now: Now) -> float | None:
-    """Seconds until the first of the starting replicas is due, rounded up (it becomes Retry-After); None when none is
-    on its way.
+    """Seconds until the first of the loading replicas is due, rounded up (it becomes Retry-After); None when none is on
+    its way that can be counted on: a client is not told to come back for one that is overdue.
     """
     etas = [
-        eta(replica, start_times(policy, replica.variant), now)
+        start_times(policy, replica.variant).eta_s(now.monotonic_s - replica.started_s)
         for replica in replicas
-        if replica.state is ReplicaState.STARTING and not replica.failed and not replica.overdue
+        if replica.state in LOADING and not replica.failed and not replica.overdue
     ]
-    return float(math.ceil(min(etas))) if etas else None
-
-
-def eta(replica: Replica, start_time: StartTime, now: Now) -> float:
-    """Seconds until one starting replica is due: its P50, then its P90, then a second at a time."""
-    age_s = now.monotonic_s - replica.started_s
-    due_s = start_time.p50_s if age_s < start_time.p50_s else start_time.p90_s
-    return max(OVERDUE_ETA_S, due_s - age_s)
+    due = [eta_s for eta_s in etas if eta_s is not None]
+    return max(SOONEST_S, float(math.ceil(min(due)))) if due else None
 
 
 def variant_of(policy: ScalingPolicy, name: str) -> Variant:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from autoscaler.model import DecisionRecord
+from autoscaler.settings import DEFAULT_LAW
 
 Row = Mapping[str, Any]
 
@@ -97,12 +98,18 @@ def _steps(decision: Row) -> str:
 
 
 def _change(decision: Row, inputs: Mapping[str, Any]) -> str:
-    """What the wanted replicas hold, which is where the decision tips: the load alone, without delays and bounds."""
+    """What the wanted replicas hold, which is where the decision tips: the load alone, without delays and bounds. Only of
+    our own law, as others tip elsewhere; overdue replicas are not counted on, so they hold nothing.
+    """
+    if inputs.get("law") != DEFAULT_LAW:
+        return ""
     capacities = {variant["name"]: variant["capacity"] for variant in inputs.get("variants", ())}
     targets = decision.get("targets", ())
     if not targets or any(target["variant"] not in capacities for target in targets):
         return ""
-    active = [(int(target["active"]), float(capacities[target["variant"]])) for target in targets]
+    active = [
+        (int(target["active"]) - int(target.get("dead", 0)), float(capacities[target["variant"]])) for target in targets
+    ]
     whole = sum((count * capacity for count, capacity in active), start=0.0)
     smallest = min((capacity for count, capacity in active if count), default=0.0)
     lines = ["what would change it", f"  a need above {_number(whole)} signal units wants more replicas"]

@@ -18,6 +18,8 @@ from typing import Protocol
 import numpy as np
 import structlog
 
+from autoscaler.controller.standing import outcome
+from autoscaler.decide.curve import slowest_start
 from autoscaler.model import Now, StartTime
 from autoscaler.policy import ScalingPolicy
 from autoscaler.ports import History
@@ -133,23 +135,24 @@ class Forecasts:
         return series if enough else None
 
     async def _fit(self, policy: ScalingPolicy, line: _Line, series: LoadSeries, question: _Question) -> None:
-        forecaster = self._make(policy, question.horizons_s[HORIZON_PARTS // 2 - 1])
         rng = np.random.default_rng(zlib.crc32(policy.key.encode()))
         loop = asyncio.get_running_loop()
         began_s = loop.time()
 
-        def work() -> Forecast:
-            forecaster.fit(series, rng)
-            return forecaster.predict(question.horizons_s, question.quantiles)
+        def work() -> tuple[Forecaster, Forecast]:
+            fresh = self._make(policy, question.horizons_s[HORIZON_PARTS // 2 - 1])
+            fresh.fit(series, rng)
+            return fresh, fresh.predict(question.horizons_s, question.quantiles)
 
         try:
-            forecast = await asyncio.to_thread(work)
-        except ValueError as error:
-            log.warning("fit failed", policy=policy.key, error=str(error))
-            line.fit_due_s = loop.time() + REFIT_STEPS * question.step_s
-            return
+            found = await outcome(asyncio.to_thread(work))
         finally:
             line.job = None
+        if isinstance(found, Exception):  # of whatever kind: the load goes on, and so does the old forecast
+            log.warning("fit failed", policy=policy.key, exc_info=found)
+            line.fit_due_s = loop.time() + REFIT_STEPS * question.step_s
+            return
+        forecaster, forecast = found
         took_s = loop.time() - began_s
         line.fit_due_s = loop.time() + max(REFIT_STEPS * question.step_s, REFIT_COST * took_s)
         newer = _after(line, series.end_s, question.step_s)
@@ -174,12 +177,14 @@ class Forecasts:
             return forecaster.predict(question.horizons_s, question.quantiles)
 
         try:
-            line.forecast = await asyncio.to_thread(work)
-        except ValueError as error:
-            log.warning("forecast failed, learning anew", policy=policy.key, error=str(error))
-            line.forecaster, line.forecast, line.fit_due_s = None, None, float("-inf")
+            found = await outcome(asyncio.to_thread(work))
         finally:
             line.job = None
+        if isinstance(found, Exception):
+            log.warning("forecast failed, learning anew", policy=policy.key, exc_info=found)
+            line.forecaster, line.forecast, line.fit_due_s = None, None, float("-inf")
+        else:
+            line.forecast = found
 
 
 def asked(policy: ScalingPolicy, start_times: Mapping[str, StartTime]) -> _Question:
@@ -199,12 +204,7 @@ def start_horizon(policy: ScalingPolicy, start_times: Mapping[str, StartTime]) -
     """Seconds until a replica ordered at the next tick is ready, nine times in ten, of the slowest variant that may
     grow.
     """
-    serving = [variant for variant in policy.spec.serving if variant.max_replicas]
-    priors = [
-        start_times[v.name].p90_s if v.name in start_times else v.start_time.p90_seconds
-        for v in serving or policy.spec.variants
-    ]
-    return max(priors) + policy.tick_s
+    return slowest_start(policy, start_times).p90_s + policy.tick_s
 
 
 def _append(line: _Line, first_s: float, values: Sequence[float | None], step_s: float) -> None:

@@ -5,7 +5,7 @@ It knows nothing of policies, forecasts or HTTP: callers give names, steps and n
 folder as `history.sqlite3` in WAL mode. Appends go to memory and are written by `commit`, one transaction a tick, on
 the one writer thread; reads are synchronous and see what is not written yet. Numbers that must never be given twice
 (replica numbers, the start counter) are written before they are handed out. A process killed at any moment loses at
-most the last uncommitted tick.
+most the last uncommitted tick. A read that the disk refuses is logged and gives nothing known: ticks go on without it.
 
 Load is kept in blocks of one hour per series and step: float32, NaN = gap. A block index is `first step of the block
 / steps per block`, steps counted from the epoch, so any step length works and equal moments of different runs meet in
@@ -17,14 +17,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
-from autoscaler.controller.store import FILE_NAME, hold, opened
+from autoscaler.controller.store import FILE_NAME, hold, named, opened
 from autoscaler.model import DecisionRecord, StartTime
 
 BLOCK_S = 3600.0
@@ -44,6 +46,11 @@ Block = np.ndarray[Any, np.dtype[np.float32]]
 
 _PUT_BLOCK = "INSERT OR REPLACE INTO series_block VALUES (?, ?, ?, ?)"
 _PUT_COUNTER = "INSERT OR REPLACE INTO counter VALUES (?, ?)"
+_PUT_REPLICA = "INSERT OR REPLACE INTO replica VALUES (?, ?, ?)"
+_OLD_STARTS = """DELETE FROM start_sample WHERE id IN (SELECT id FROM (SELECT id, row_number()
+    OVER (PARTITION BY policy, variant ORDER BY id DESC) AS age FROM start_sample) WHERE age > ?)"""
+
+log = structlog.get_logger(part="history")
 
 
 class SqliteHistory:
@@ -62,8 +69,10 @@ class SqliteHistory:
         self._pending: list[Write] = []
         self._blocks: dict[BlockKey, Block] = {}
         self._dirty: dict[BlockKey, None] = {}
-        self._starts: dict[tuple[str, str], list[float]] = {}
+        self._starts: dict[tuple[str, str], deque[float]] = {}
         try:
+            self.name = "" if read_only else named(folder)
+            """Short and random, made once for this state folder: tells its controller from others."""
             self._db = opened(self.file, read_only)
         except BaseException:
             self._release()
@@ -83,7 +92,11 @@ class SqliteHistory:
         while done < len(new):
             hour, offset = divmod(position + done, steps)
             part = new[done : done + steps - offset]
-            block = self._block((policy, float(step_s), hour), steps)
+            try:
+                block = self._block((policy, float(step_s), hour), steps)
+            except sqlite3.Error as error:
+                log.error("load not kept: what is there cannot be read", policy=policy, error=str(error))
+                return
             held = block[offset : offset + len(part)]
             np.copyto(held, part, where=~np.isnan(part))
             self._dirty[(policy, float(step_s), hour)] = None
@@ -93,6 +106,13 @@ class SqliteHistory:
         """(epoch of the first known step at or after `since_epoch_s`, values up to the last known one, NaN for gaps);
         [] when none.
         """
+        try:
+            return self._load(policy, step_s, since_epoch_s)
+        except sqlite3.Error as error:
+            log.error("load cannot be read", policy=policy, error=str(error))
+            return since_epoch_s, []
+
+    def _load(self, policy: str, step_s: float, since_epoch_s: float) -> tuple[float, list[float]]:
         steps = _steps_per_block(step_s)
         first = int(np.ceil(since_epoch_s / step_s - 1e-9))
         rows = self._db.execute(
@@ -137,7 +157,7 @@ class SqliteHistory:
         """P50 and P90 of the newest starts, blended with the prior: weight n / (n + 2) for n measured starts, 1 from
         20 on.
         """
-        samples = self._samples(policy, variant)[-KEEP_START_SAMPLES:]
+        samples = list(self._samples(policy, variant))
         if not samples:
             return StartTime(p50_s=prior.p50_s, p90_s=prior.p90_s)
         weight = 1.0 if len(samples) >= 20 else len(samples) / (len(samples) + PRIOR_WEIGHT)
@@ -148,14 +168,18 @@ class SqliteHistory:
             samples=len(samples),
         )
 
-    def _samples(self, policy: str, variant: str) -> list[float]:
+    def _samples(self, policy: str, variant: str) -> deque[float]:
         key = (policy, variant)
         if key not in self._starts:
-            rows = self._db.execute(
-                "SELECT seconds FROM start_sample WHERE policy = ? AND variant = ? ORDER BY id DESC LIMIT ?",
-                (*key, KEEP_START_SAMPLES),
-            )
-            self._starts[key] = [float(row[0]) for row in rows][::-1]
+            try:
+                rows = self._db.execute(
+                    "SELECT seconds FROM start_sample WHERE policy = ? AND variant = ? ORDER BY id DESC LIMIT ?",
+                    (*key, KEEP_START_SAMPLES),
+                ).fetchall()
+            except sqlite3.Error as error:
+                log.error("start times cannot be read", policy=policy, variant=variant, error=str(error))
+                return deque(maxlen=KEEP_START_SAMPLES)
+            self._starts[key] = deque([float(row[0]) for row in rows][::-1], maxlen=KEEP_START_SAMPLES)
         return self._starts[key]
 
     # ---- counters
@@ -177,11 +201,11 @@ class SqliteHistory:
     # ---- replicas
 
     def save_replica(self, policy: str, replica: str, row: Mapping[str, object]) -> None:
-        """Remember a running replica, so that the next controller can adopt it; written at once."""
-        body = json.dumps(dict(row))
-        self._writer.submit(
-            self._write, [("INSERT OR REPLACE INTO replica VALUES (?, ?, ?)", (replica, policy, body))]
-        ).result()
+        """Remember a running replica, so that the next controller can adopt it; written at once, after what waits to be.
+        Raises `sqlite3.Error`, and is written by a later commit then.
+        """
+        self._pending.append((_PUT_REPLICA, (replica, policy, json.dumps(dict(row)))))
+        self.flush()
 
     def drop_replica(self, replica: str) -> None:
         """Forget a replica that is gone."""
@@ -254,7 +278,8 @@ class SqliteHistory:
                 raise
 
     def prune(self, epoch_s: float) -> None:
-        """Drop decisions and load older than they are kept."""
+        """Drop decisions and load older than they are kept, and starts that do not count any more."""
+        self._pending.append((_OLD_STARTS, (KEEP_START_SAMPLES,)))
         self._pending.append(("DELETE FROM decision WHERE epoch_s < ?", (epoch_s - KEEP_DECISIONS_S,)))
         oldest = epoch_s - KEEP_LOAD_S
         blocks = "DELETE FROM series_block WHERE (hour + 1) * grid * max(1, round(? / grid)) < ?"

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from autoscaler.actuate.actuator import Actuator
 from autoscaler.actuate.plan import plan
-from autoscaler.controller.forecasts import Run, start_horizon
+from autoscaler.controller.forecasts import Run
 from autoscaler.controller.load_steps import LoadSteps
 from autoscaler.controller.tick import Tick
 from autoscaler.decide.conditions import conditions
@@ -72,6 +72,10 @@ class Board:
             drained = await self._link.publish(tuple(self._policies.values()), dict(self._replicas), now)
             return drained, self._link.in_flight()
 
+    def unacknowledged(self) -> Mapping[str, str]:
+        """Routers that did not take the last table, and why."""
+        return self._link.unacknowledged()
+
     async def withdraw(self, now: Now) -> None:
         """For the end, when every replica has gone: the models stay known, so requests are held or refused with a
         reason.
@@ -107,11 +111,6 @@ class ControlLoop:
         self._recorded: tuple[object, ...] = ()
         self._recorded_s = float("-inf")
         self._ticking = asyncio.Lock()
-
-    @property
-    def drains(self) -> Mapping[str, Now]:
-        """When each replica began to drain."""
-        return self._actuator.drains
 
     async def begin(self, now: Now) -> None:
         """Put what runs already on the board, and carry on from a recent decision, so that a restart lowers nothing."""
@@ -158,11 +157,14 @@ class ControlLoop:
             sample=sample,
             observation=observation,
             forecast=forecast,
-            horizon_s=start_horizon(policy, start_times),
             decision=decision,
             applied=applied,
             replicas=_overdue_kept(after, observation.replicas),
-            conditions=(*conditions(policy, decision, observation, forecast), *_refused(applied)),
+            conditions=(
+                *conditions(policy, decision, observation, forecast),
+                *_refused(applied),
+                *_routers_missing(world.board.unacknowledged()),
+            ),
             held=held,
         )
         self._record(tick)
@@ -180,11 +182,7 @@ class ControlLoop:
     def _start_times(self) -> dict[str, StartTime]:
         policy = self.policy
         return {
-            variant.name: self._world.history.start_time(
-                policy.key,
-                variant.name,
-                StartTime(p50_s=variant.start_time.p50_seconds, p90_s=variant.start_time.p90_seconds),
-            )
+            variant.name: self._world.history.start_time(policy.key, variant.name, variant.prior)
             for variant in policy.spec.variants
         }
 
@@ -233,6 +231,15 @@ def _refused(applied: Sequence[Applied]) -> tuple[Condition, ...]:
     if not details:
         return ()
     return (Condition(type="CommandsFailed", status="True", reason="Refused", message="; ".join(details)),)
+
+
+def _routers_missing(unacknowledged: Mapping[str, str]) -> tuple[Condition, ...]:
+    """A condition for routers that do not take the table; it says what that means, as nothing else shows it."""
+    if not unacknowledged:
+        return ()
+    names = "; ".join(f"{router}: {why}" for router, why in unacknowledged.items())
+    meaning = "drains wait for it until drain.timeoutSeconds, and nothing is scaled down while its load is missing"
+    return (Condition(type="RoutersMissing", status="True", reason="NotTaken", message=f"{names} ({meaning})"),)
 
 
 def _drain(replica: Replica) -> Command:

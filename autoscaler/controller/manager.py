@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
 from autoscaler.controller.loop import ControlLoop
+from autoscaler.controller.standing import outcome
 from autoscaler.controller.tick import Tick
 from autoscaler.model import Now
 
@@ -88,11 +89,6 @@ class Manager:
         """Whether the drain was cut short."""
         return self._hurry.is_set()
 
-    @property
-    def drains(self) -> Mapping[str, Now]:
-        """When each replica began to drain, over all policies."""
-        return {name: moment for turn in self._turns for name, moment in turn.loop.drains.items()}
-
     async def run(self) -> None:
         """Tick until `stop`, then drain all replicas within the bound. The caller stops them afterwards."""
         now = self._clock()
@@ -117,12 +113,10 @@ class Manager:
 
     async def _tick(self, turn: _Turn) -> bool:
         """One tick. A bug in it is logged with its trace and costs this policy a back-off, nobody else."""
-        (failure,) = await asyncio.gather(self._once(turn), return_exceptions=True)
+        failure = await outcome(self._once(turn))
         if failure is None:
             turn.failures = 0
             return True
-        if not isinstance(failure, Exception):
-            raise failure  # cancelled, or the interpreter is ending
         turn.failures += 1
         self._tellers.failed(turn.loop.policy.key)
         log.error("tick failed", policy=turn.loop.policy.key, failures=turn.failures, exc_info=failure)

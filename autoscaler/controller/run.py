@@ -15,11 +15,12 @@ import structlog
 
 from autoscaler.adapters.launch import check_launches
 from autoscaler.adapters.local import LocalReplicas
-from autoscaler.adapters.router_link import HttpLoadSource, HttpRouterLink
+from autoscaler.adapters.router_link import Author, HttpLoadSource, HttpRouterLink
 from autoscaler.controller.forecasts import Forecasts
 from autoscaler.controller.history import SqliteHistory
 from autoscaler.controller.loop import Board, ControlLoop, World
 from autoscaler.controller.manager import Manager
+from autoscaler.controller.standing import kept_running
 from autoscaler.controller.web.app import Desk, serve
 from autoscaler.model import Now, StartTime
 from autoscaler.policy import ScalingPolicy
@@ -58,12 +59,12 @@ async def _serve(settings: ControllerSettings, policies: Sequence[ScalingPolicy]
         stack.callback(history.close)
 
         def start_time(policy: ScalingPolicy, variant: str) -> StartTime:
-            prior = policy.variant(variant).start_time
-            return history.start_time(policy.key, variant, StartTime(p50_s=prior.p50_seconds, p90_s=prior.p90_seconds))
+            return history.start_time(policy.key, variant, policy.variant(variant).prior)
 
-        link = HttpRouterLink(settings.routers, history.next_epoch(), start_time)
+        author = Author(source=f"local/tidegate-{history.name}", epoch=history.next_epoch())
+        link = HttpRouterLink(settings.routers, author, start_time, settings.router_token)
         stack.push_async_callback(link.close)
-        source = HttpLoadSource(settings.routers)
+        source = HttpLoadSource(settings.routers, settings.router_token)
         stack.push_async_callback(source.close)
         target = LocalReplicas(history, settings.state_dir / "logs", read_clock, stop_bound_s=settings.stop_bound_s)
         desk = Desk(policies, target, read_clock)
@@ -76,7 +77,6 @@ async def _serve(settings: ControllerSettings, policies: Sequence[ScalingPolicy]
         world = World(source=source, target=target, board=Board(link), history=history, forecasts=forecasts)
         loops = [ControlLoop(policy, world, law, settings.law) for policy in policies]
         manager = Manager(loops, history, desk, read_clock)
-        desk.drains = lambda: manager.drains
         target.on_change = manager.wake
         _end_on_signals(manager, target)
         await target.adopt(policies)
@@ -87,7 +87,8 @@ async def _serve(settings: ControllerSettings, policies: Sequence[ScalingPolicy]
 
 async def _run(manager: Manager, source: HttpLoadSource, target: LocalReplicas) -> None:
     """Tick until told to stop; then drain, and stop all replicas."""
-    watching = asyncio.get_running_loop().create_task(source.watch(manager.wake))
+    watch = kept_running("standing requests to the routers", lambda: source.watch(manager.wake))
+    watching = asyncio.get_running_loop().create_task(watch)
     try:
         await manager.run()
     finally:

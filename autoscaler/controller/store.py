@@ -1,7 +1,12 @@
 """The state folder's file and lock: opens the SQLite store, brings its schema up, and keeps a second controller out.
 
-Only `history.py` uses it; it knows the tables, not what the rows mean. A newer schema is refused, an older one would
-be migrated forward.
+Only `history.py` uses it; it knows the tables, not what the rows mean. A newer schema is refused, an older one is
+migrated forward when the folder is taken; a reader takes it as it is.
+
+| schema | what it brought |
+|---|---|
+| 1 | the tables |
+| 2 | a replica's row says since when it drains |
 """
 
 from __future__ import annotations
@@ -14,8 +19,10 @@ from typing import IO
 
 from autoscaler.errors import BadInput
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "history.sqlite3"
+NAME_FILE = "controller.name"
+NAME_BYTES = 4
 
 _SCHEMA = f"""
 BEGIN;
@@ -34,6 +41,10 @@ CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}');
 COMMIT;
 """
+
+
+_MIGRATIONS = {1: "UPDATE replica SET body = json_set(body, '$.draining_epoch_s', NULL);"}
+"""From a version to the one after it."""
 
 
 def hold(folder: Path) -> IO[str]:
@@ -62,6 +73,21 @@ def hold(folder: Path) -> IO[str]:
     return lock
 
 
+def named(folder: Path) -> str:
+    """The folder's own name, eight hex digits, made at its first use. It lies beside the store, not in it: routers know
+    a controller by it, and one whose store was lost must still be the owner of its models there. Raises `BadInput`.
+    """
+    file = folder / NAME_FILE
+    try:
+        name = file.read_text(encoding="ascii").strip() if file.exists() else ""
+        if not name:
+            name = os.urandom(NAME_BYTES).hex()
+            file.write_text(name, encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file}: cannot be used ({error}); remove it, and a new name is made") from error
+    return name
+
+
 def opened(file: Path, read_only: bool) -> sqlite3.Connection:
     """Open the store and bring its schema up. Raises `BadInput`."""
     if read_only and not file.exists():
@@ -79,6 +105,11 @@ def opened(file: Path, read_only: bool) -> sqlite3.Connection:
         version = _version(db)
         if version == 0 and not read_only:
             db.executescript(_SCHEMA)
+        elif not read_only:
+            for step in range(version, SCHEMA_VERSION):
+                db.executescript(
+                    f"BEGIN; {_MIGRATIONS[step]} UPDATE meta SET value = '{step + 1}' WHERE key = 'schema'; COMMIT;"
+                )
     except sqlite3.Error as error:
         if db is not None:
             db.close()

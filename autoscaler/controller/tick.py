@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoscaler.model import (
+    LOADING,
     Applied,
     Command,
     Condition,
@@ -24,9 +25,7 @@ from forecasting.forecast import Forecast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """`replicas`: after the commands. `horizon_s`: how far the decision had to look. `held`: why commands were not
-    carried out, or empty.
-    """
+    """`replicas`: after the commands. `held`: why commands were not carried out, or empty."""
 
     policy: ScalingPolicy
     law: str
@@ -34,7 +33,6 @@ class Tick:
     sample: Sample | None
     observation: Observation
     forecast: Forecast | None
-    horizon_s: float
     decision: Decision
     applied: tuple[Applied, ...]
     replicas: tuple[Replica, ...]
@@ -46,16 +44,18 @@ class Tick:
         return counts(self.replicas)
 
     def forecast_row(self) -> dict[str, Any] | None:
-        """Quantiles of the largest load within the horizon, in requests per second."""
-        if self.forecast is None:
+        """The numbers that the decision had of the forecast: quantiles of the largest load within its horizon, in
+        requests per second. None without a forecast, and under a law that looks at none.
+        """
+        expected = self.decision.expected
+        if self.forecast is None or expected is None:
             return None
-        quantile = self.policy.spec.prediction.quantile
         return {
-            "horizon_s": self.horizon_s,
-            "p50": self.forecast.maximum_within(self.horizon_s, 0.5),
-            "p90": self.forecast.maximum_within(self.horizon_s, 0.9),
-            "need": self.forecast.maximum_within(self.horizon_s, quantile),
-            "quantile": quantile,
+            "horizon_s": expected.horizon_s,
+            "p50": expected.p50,
+            "p90": expected.p90,
+            "need": expected.need,
+            "quantile": expected.quantile,
             "unit": "requests/s",
             "trusted": self.forecast.trusted,
             "champion": self.forecast.champion,
@@ -77,7 +77,10 @@ class Tick:
         numbers |= {
             "reason": decision.reason,
             "bound_by": decision.bound_by,
-            "targets": [{"variant": t.variant, "active": t.active, "standby": t.standby} for t in decision.targets],
+            "targets": [
+                {"variant": t.variant, "active": t.active, "standby": t.standby, "dead": t.dead}
+                for t in decision.targets
+            ],
             "steps": [{"name": s.name, "before": s.before, "after": s.after, "why": s.why} for s in decision.steps],
         }
         return DecisionRecord(
@@ -117,15 +120,15 @@ class Tick:
         }
 
     def _variant_row(self, variant: Variant) -> dict[str, object]:
-        start_time = self.observation.start_times.get(variant.name)
+        start_time = self.observation.start_times.get(variant.name, variant.prior)
         return {
             "name": variant.name,
             "capacity": variant.capacity,
             "min": variant.min_replicas,
             "max": variant.max_replicas,
-            "start_p50_s": start_time.p50_s if start_time else variant.start_time.p50_seconds,
-            "start_p90_s": start_time.p90_s if start_time else variant.start_time.p90_seconds,
-            "start_samples": start_time.samples if start_time else 0,
+            "start_p50_s": start_time.p50_s,
+            "start_p90_s": start_time.p90_s,
+            "start_samples": start_time.samples,
         }
 
 
@@ -136,7 +139,7 @@ def counts(replicas: tuple[Replica, ...]) -> dict[str, int]:
         match replica.state:
             case ReplicaState.READY:
                 found["standby" if replica.standby else "ready"] += 1
-            case ReplicaState.REQUESTED | ReplicaState.STARTING:
+            case state if state in LOADING:
                 found["starting"] += 1
             case ReplicaState.DRAINING | ReplicaState.STOPPING:
                 found["draining"] += 1

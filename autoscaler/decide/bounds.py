@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autoscaler.decide.mix import floors, rooms, spread
-from autoscaler.decide.predictive import age_s, usable
 from autoscaler.decide.proposal import NO_DEAD, Proposal, Situation, seconds
 
 _ROUNDING = 1e-9
@@ -31,7 +30,7 @@ class _Bounded:
 def bounds(situation: Situation, proposal: Proposal) -> Proposal:
     """Bring total and standby within all bounds."""
     idle_since_s = _idle_since(situation)
-    zero = _may_be_zero(situation, idle_since_s)
+    zero = _may_be_zero(situation, proposal, idle_since_s)
     floor = 0 if zero else max(1, sum(floors(situation.variants).values()))
     ceiling = sum(rooms(situation.variants).values())
     bounded = _Bounded(total=proposal.total, standby=proposal.standby)
@@ -78,7 +77,7 @@ def _idle_since(situation: Situation) -> float | None:
     return situation.now.monotonic_s if since_s is None else since_s
 
 
-def _may_be_zero(situation: Situation, idle_since_s: float | None) -> str:
+def _may_be_zero(situation: Situation, proposal: Proposal, idle_since_s: float | None) -> str:
     """Why no replica is needed; empty when one is."""
     rule, forecast = situation.policy.spec.scale_to_zero, situation.forecast
     if not rule.enabled or idle_since_s is None or situation.first_tick:
@@ -86,16 +85,9 @@ def _may_be_zero(situation: Situation, idle_since_s: float | None) -> str:
     idle_s = situation.now.monotonic_s - idle_since_s
     if idle_s < rule.retention_seconds:
         return ""
-    epoch_s = situation.now.epoch_s
-    if (
-        forecast is not None
-        and forecast.trusted
-        and usable(forecast, epoch_s)
-        and situation.policy.spec.prediction.enabled
-    ):
-        expected_per_s = forecast.maximum_within(age_s(forecast, epoch_s) + situation.horizon_s, 0.5)
-        if expected_per_s * situation.horizon_s >= 1:
-            return ""
+    expected = proposal.expected
+    if forecast is not None and forecast.trusted and expected is not None and expected.p50 * expected.horizon_s >= 1:
+        return ""
     return f"no request for {seconds(idle_s)}: scaled to zero"
 
 

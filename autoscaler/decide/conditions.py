@@ -17,6 +17,7 @@ Knows only values; the first matching row of a type counts.
 | ForecastTrusted | prediction is off | False | Disabled |
 | | there is no forecast yet | Unknown | TooLittleHistory |
 | | the forecast says it only advises | False | AdviceOnly |
+| | it is older than its own reach | False | Stale |
 | | else | True | Trusted |
 | ScalingLimited | bounds or delays had the last word | True | the step's name |
 | | else | False | WithinBounds |
@@ -29,6 +30,8 @@ Knows only values; the first matching row of a type counts.
 from __future__ import annotations
 
 from autoscaler.decide.mix import capacity_of
+from autoscaler.decide.predictive import age_s, usable
+from autoscaler.decide.proposal import seconds
 from autoscaler.model import Condition, Decision, Observation, ReplicaState
 from autoscaler.policy import ScalingPolicy
 from forecasting.forecast import Forecast
@@ -47,7 +50,7 @@ def conditions(
         _ready(decision, ready),
         _active(decision, ready),
         _metrics_trusted(observation),
-        _forecast_trusted(policy, forecast),
+        _forecast_trusted(policy, decision, forecast),
         _scaling_limited(decision),
         _capacity_pending(policy, decision, observation),
         _paused(policy),
@@ -81,7 +84,7 @@ def _metrics_trusted(observation: Observation) -> Condition:
     return _condition("MetricsTrusted", False, reason, f"{words or 'the load is not known'}: nothing is scaled down")
 
 
-def _forecast_trusted(policy: ScalingPolicy, forecast: Forecast | None) -> Condition:
+def _forecast_trusted(policy: ScalingPolicy, decision: Decision, forecast: Forecast | None) -> Condition:
     if not policy.spec.prediction.enabled:
         return _condition("ForecastTrusted", False, "Disabled", "prediction is switched off")
     if forecast is None:
@@ -91,6 +94,9 @@ def _forecast_trusted(policy: ScalingPolicy, forecast: Forecast | None) -> Condi
         )
     if not forecast.trusted:
         return _condition("ForecastTrusted", False, "AdviceOnly", forecast.why)
+    if not usable(forecast, decision.at.epoch_s):
+        old_s = age_s(forecast, decision.at.epoch_s)
+        return _condition("ForecastTrusted", False, "Stale", f"{seconds(old_s)} old, longer than it reaches")
     return _condition("ForecastTrusted", True, "Trusted", f"{forecast.champion}: {forecast.why}")
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoscaler.model import Now, Replica, ReplicaState, StartTime
+from autoscaler.model import LOADING, Now, Replica, ReplicaState, StartTime
 from autoscaler.policy import ScalingPolicy
-
-LOADING = (ReplicaState.REQUESTED, ReplicaState.STARTING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +40,13 @@ class SupplyCurve:
         return self.ready + sum(arrival.capacity for arrival in self.arrivals if arrival.eta_s <= after_s)
 
 
-def eta_s(age_s: float, start_time: StartTime) -> float | None:
-    """Seconds until a replica that has been loading for `age_s` is expected: to the P50 of its start time, once past
-    it to the P90, then to the P99; None when it is overdue."""
-    for quantile_s in (start_time.p50_s, start_time.p90_s, start_time.p99_s):
-        if age_s <= quantile_s:
-            return quantile_s - age_s
-    return None
+def slowest_start(policy: ScalingPolicy, start_times: Mapping[str, StartTime]) -> StartTime:
+    """Of the variants that may grow the slowest one's start time, as whichever is started must be there in time.
+    Variants without an entry in `start_times` have the policy's prior.
+    """
+    variants = [variant for variant in policy.spec.serving if variant.max_replicas] or policy.spec.variants
+    times = [start_times.get(item.name) or item.prior for item in variants]
+    return max(times, key=lambda time: (time.p90_s, time.p50_s))
 
 
 def supply_curve(
@@ -56,25 +54,22 @@ def supply_curve(
 ) -> SupplyCurve:
     """The supply that `replicas` are. Failed and leaving ones are none; variants the policy does not know hold
     nothing."""
-    capacities = {variant.name: variant.capacity for variant in policy.spec.variants}
-    priors = {
-        variant.name: StartTime(p50_s=variant.start_time.p50_seconds, p90_s=variant.start_time.p90_seconds)
-        for variant in policy.spec.variants
-    }
+    variants = {variant.name: variant for variant in policy.spec.variants}
     ready, at_hand = 0.0, 0.0
     arrivals: list[Arrival] = []
     overdue: list[str] = []
     for item in replicas:
-        capacity = capacities.get(item.variant, 0.0)
-        if item.failed:
+        variant = variants.get(item.variant)
+        if item.failed or variant is None:
             continue
+        capacity = variant.capacity
         if item.state is ReplicaState.READY and not item.standby:
             ready += capacity
         elif item.state in (ReplicaState.READY, ReplicaState.DRAINING):
             at_hand += capacity
-        elif item.state in LOADING and item.variant in priors:
-            start_time = start_times.get(item.variant, priors[item.variant])
-            due_s = None if item.overdue else eta_s(now.monotonic_s - item.started_s, start_time)
+        elif item.state in LOADING:
+            start_time = start_times.get(item.variant) or variant.prior
+            due_s = None if item.overdue else start_time.eta_s(now.monotonic_s - item.started_s)
             if due_s is None:
                 overdue.append(item.id)
             else:

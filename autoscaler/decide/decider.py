@@ -2,7 +2,8 @@
 
 A decision is a fold over the named steps of `STEPS`; each takes the proposal of the one before and says what it
 changed and why. The result is a value: nothing is started here, equal inputs give equal decisions, and the same
-function serves the live controller, the backtest and `tidegate why`.
+function serves the live controller and the backtest. `tidegate why` tells what it said, out of the history, and does
+not decide again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import replace
 
 from autoscaler.decide.bounds import bounds
 from autoscaler.decide.mix import in_words, mix, replicas_for, rooms, spread
-from autoscaler.decide.predictive import predictive
-from autoscaler.decide.proposal import LOADING, Proposal, Situation
+from autoscaler.decide.predictive import expected, predictive
+from autoscaler.decide.proposal import Proposal, Situation
 from autoscaler.decide.reactive import reactive
 from autoscaler.decide.stabilise import kept, longest_period_s, longest_window_s, stabilise
-from autoscaler.decide.supply import supply, supply_in_words
+from autoscaler.decide.supply import supply
 from autoscaler.decide.warmpool import warm_pool
-from autoscaler.model import DeciderState, Decision, Now, Observation, ReplicaState, Step, VariantTarget
+from autoscaler.model import LOADING, DeciderState, Decision, Now, Observation, ReplicaState, Step, VariantTarget
 from autoscaler.policy import ScalingPolicy
 from forecasting.forecast import Forecast
 
@@ -57,6 +58,7 @@ def _concluded(situation: Situation, proposal: Proposal) -> Decision:
         reason=_reason(situation, proposal),
         bound_by=proposal.bound_by,
         need=proposal.need,
+        expected=proposal.expected,
     )
 
 
@@ -74,6 +76,7 @@ def _targets(situation: Situation, proposal: Proposal) -> tuple[VariantTarget, .
             variant=variant.name,
             active=active.get(variant.name, 0) + dead.get(variant.name, 0),
             standby=loaded.get(variant.name, 0) - active.get(variant.name, 0),
+            dead=dead.get(variant.name, 0),
         )
         for variant in situation.policy.spec.variants
     )
@@ -111,7 +114,7 @@ def _reason(situation: Situation, proposal: Proposal) -> str:
         words = f"{words}, plus {proposal.standby} standby"
     for note in proposal.notes:
         words = f"{words}, {note}"
-    return f"{words}; {supply_in_words(situation)}"
+    return f"{words}; {situation.supply_in_words}"
 
 
 def _counts(situation: Situation, total: int) -> dict[str, int]:
@@ -145,8 +148,9 @@ def _held(situation: Situation) -> Decision:
         targets=targets,
         steps=(Step(name="mode", before=situation.current, after=desired, why=why),),
         next_state=replace(situation.state, last_desired=desired),
-        reason=f"{why}; {supply_in_words(situation)}",
+        reason=f"{why}; {situation.supply_in_words}",
         bound_by="mode",
         need=situation.observation.demand,
+        expected=expected(situation),
         valid=mode != "Observe",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from autoscaler.decide.mix import replicas_for
 from autoscaler.decide.proposal import Proposal, Situation, number, seconds
+from autoscaler.model import Expected
 from forecasting.forecast import Forecast
 
 
@@ -23,26 +24,43 @@ def usable(forecast: Forecast, epoch_s: float) -> bool:
     return age_s(forecast, epoch_s) < forecast.horizons_s[-1]
 
 
+def expected(situation: Situation) -> Expected | None:
+    """What the forecast says of the window, from now on whenever it was made; None when there is none that still speaks
+    of the future.
+    """
+    forecast, epoch_s = situation.forecast, situation.now.epoch_s
+    prediction, horizon_s = situation.policy.spec.prediction, situation.horizon_s
+    if forecast is None or not prediction.enabled or not usable(forecast, epoch_s):
+        return None
+    reach_s = age_s(forecast, epoch_s) + horizon_s
+    return Expected(
+        horizon_s=horizon_s,
+        p50=max(0.0, forecast.maximum_within(reach_s, 0.5)),
+        p90=max(0.0, forecast.maximum_within(reach_s, 0.9)),
+        need=max(0.0, forecast.maximum_within(reach_s, prediction.quantile)),
+        quantile=prediction.quantile,
+    )
+
+
 def predictive(situation: Situation, proposal: Proposal) -> Proposal:
     """Raise to what the forecast needs."""
-    refused = _refusal(situation)
+    refused, found = _refusal(situation), expected(situation)
     forecast = situation.forecast
-    if refused or forecast is None:
-        return proposal.stepped("predictive", proposal.total, refused)
-    signal, quantile = situation.policy.spec.signal, situation.policy.spec.prediction.quantile
-    horizon_s = situation.horizon_s
-    peak_per_s = forecast.maximum_within(age_s(forecast, situation.now.epoch_s) + horizon_s, quantile)
-    need = signal.units(max(0.0, peak_per_s), situation.observation.service_s)
+    if refused or forecast is None or found is None:
+        return proposal.stepped("predictive", proposal.total, refused, expected=found)
+    signal = situation.policy.spec.signal
+    need = signal.units(found.need, situation.observation.service_s)
     if need is None:
-        return proposal.stepped("predictive", proposal.total, f"signal {signal.type} is not forecast by this version")
+        why = f"signal {signal.type} is not forecast by this version"
+        return proposal.stepped("predictive", proposal.total, why, expected=found)
     wanted = replicas_for(situation.variants, need)
-    where = f"{number(need)} within {seconds(horizon_s)}"
+    where = f"{number(need)} within {seconds(found.horizon_s)}"
+    load = f"load up to {where} at quantile {found.quantile:g} ({forecast.champion})"
+    total = max(proposal.total, wanted)
     if need > (proposal.need or 0.0):
-        why = f"load up to {where} at quantile {quantile:g} ({forecast.champion}) needs {wanted}"
         cause = f"load up to {where}" if proposal.need is not None else f"{proposal.cause}; forecast up to {where}"
-        return proposal.stepped("predictive", max(proposal.total, wanted), why, need=need, cause=cause)
-    why = f"load up to {where} at quantile {quantile:g} ({forecast.champion}) needs no more than {wanted}"
-    return proposal.stepped("predictive", max(proposal.total, wanted), why)
+        return proposal.stepped("predictive", total, f"{load} needs {wanted}", need=need, cause=cause, expected=found)
+    return proposal.stepped("predictive", total, f"{load} needs no more than {wanted}", expected=found)
 
 
 def _refusal(situation: Situation) -> str:

@@ -15,12 +15,20 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from autoscaler.decide.curve import LOADING, SupplyCurve, supply_curve
-from autoscaler.model import DeciderState, Now, Observation, Replica, ReplicaState, StartTime, Step
+from autoscaler.decide.curve import SupplyCurve, slowest_start, supply_curve
+from autoscaler.model import (
+    LOADING,
+    DeciderState,
+    Expected,
+    Now,
+    Observation,
+    Replica,
+    ReplicaState,
+    StartTime,
+    Step,
+)
 from autoscaler.policy import ScalingPolicy, Variant
 from forecasting.forecast import Forecast
-
-__all__ = ["LOADING", "NO_DEAD", "Proposal", "Situation", "number", "seconds"]
 
 NO_DEAD: Mapping[str, int] = MappingProxyType({})
 
@@ -105,16 +113,8 @@ class Situation:
 
     @cached_property
     def start_time(self) -> StartTime:
-        """The slowest serving variant's, as whichever is started must be there in time."""
-        times = [
-            self.observation.start_times[item.name]
-            for item in self.variants
-            if item.name in self.observation.start_times
-        ]
-        priors = [
-            StartTime(p50_s=item.start_time.p50_seconds, p90_s=item.start_time.p90_seconds) for item in self.variants
-        ]
-        return max(times or priors, key=lambda time: (time.p90_s, time.p50_s))
+        """The slowest of the variants that may grow."""
+        return slowest_start(self.policy, self.observation.start_times)
 
     @property
     def horizon_s(self) -> float:
@@ -134,7 +134,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     supply; `dead`: overdue replicas by variant that `total` does not count on. `standby`: loaded beside them. `asked`:
     the total before delays and bounds, which is what stabilization remembers. `decided`: the total after bounds, which
     is what the next tick starts from. `cause` begins the reason, `notes` follow it. `idle_since_s`: monotonic moment
-    since when nothing was asked for.
+    since when nothing was asked for. `expected`: what the forecast said.
     """
 
     total: int
@@ -151,6 +151,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     idle_since_s: float | None = None
     backlog_units: float | None = None
     unknown_ticks: int = 0
+    expected: Expected | None = None
 
     @property
     def shown(self) -> int:

@@ -23,9 +23,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from autoscaler.decide.curve import SupplyCurve
 from autoscaler.decide.mix import replicas_for
 from autoscaler.decide.proposal import Proposal, Situation, number, seconds
-from autoscaler.decide.supply import SupplyCurve, curve_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def _panic_since(situation: Situation) -> float | None:
     observation, panic = situation.observation, situation.policy.spec.behavior.panic
     peak = max(observation.panic_demand or 0.0, float((observation.in_flight or 0) + (observation.backlog or 0)))
     smallest = min(variant.capacity for variant in situation.variants)
-    ready = max(curve_of(situation).ready, smallest)
+    ready = max(situation.curve.ready, smallest)
     if peak >= panic.threshold_percent / 100 * ready:
         return situation.now.monotonic_s
     since_s = situation.state.panic_since_s
@@ -112,7 +112,7 @@ def _backlog(situation: Situation) -> _Backlog:
         return _Backlog(cap=cap if situation.loading else None)
     per_request = observation.service_s if situation.policy.spec.signal.type == "concurrency" else 1.0
     queue_s = situation.policy.spec.slo.queue_seconds
-    curve = curve_of(situation)
+    curve = situation.curve
     ordered = _still_waiting(situation, curve, per_request) * per_request / queue_s
     if situation.loading and cap is not None:
         ordered = min(ordered, cap)

@@ -1,4 +1,4 @@
-"""What is there and what is on its way: the supply curve, and dead supply.
+"""Dead supply: what was ordered, should have arrived and has not.
 
 A loading replica is future supply with an ETA, so the need it was ordered for is not ordered again: `desired` is a
 total, and the plan starts only what is neither ready nor loading. A replica that loads for longer than the P99 of its
@@ -10,26 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from autoscaler.decide.curve import Arrival, SupplyCurve, eta_s, supply_curve
 from autoscaler.decide.mix import replicas_for, rooms
 from autoscaler.decide.proposal import Proposal, Situation
-
-__all__ = ["Arrival", "SupplyCurve", "curve_of", "eta_s", "supply", "supply_curve", "supply_in_words"]
-
-
-def curve_of(situation: Situation) -> SupplyCurve:
-    """The supply curve of a decision's situation."""
-    return situation.curve
-
-
-def supply_in_words(situation: Situation) -> str:
-    """`3 ready, 1 due in 41 s`: what there is, as the reason of a decision ends."""
-    return situation.supply_in_words
 
 
 def supply(situation: Situation, proposal: Proposal) -> Proposal:
     """Order in place of dead supply while it is missed, and only then."""
-    words = supply_in_words(situation)
+    words = situation.supply_in_words
     overdue = Counter(item.variant for item in situation.overdue)
     missed = len(situation.ready) < proposal.total
     if not overdue or not missed:

@@ -17,6 +17,7 @@ from autoscaler.decide.decider import decide
 from autoscaler.errors import ControllerError
 from autoscaler.model import DecisionRecord, Now, Replica, ReplicaState, Sample, StartTime
 from autoscaler.policy import ScalingPolicy
+from autoscaler.ports import Law
 from forecasting.forecast import Forecast
 from tests.builders import a_forecast, a_sample, at
 
@@ -70,6 +71,16 @@ class FakeReplicas:
         self.rows[row.id] = row
         return row
 
+    async def mark(self, policy: ScalingPolicy, replica: str, *, standby: bool, draining: Now | None) -> None:
+        row = self.rows[replica]
+        state = ReplicaState.STARTING if row.ready_s is None else ReplicaState.READY
+        self.rows[replica] = replace(
+            row,
+            standby=standby,
+            state=state if draining is None else ReplicaState.DRAINING,
+            draining_s=None if draining is None else draining.monotonic_s,
+        )
+
     async def stop(self, policy: ScalingPolicy, replica: str, now: Now) -> None:
         self.stopped.append(replica)
         del self.rows[replica]
@@ -88,6 +99,7 @@ class FakeLink:
     drained: set[str] = field(default_factory=set)
     published: list[dict[str, Sequence[Replica]]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
 
     async def publish(
         self, policies: Sequence[ScalingPolicy], replicas: Mapping[str, Sequence[Replica]], now: Now
@@ -99,6 +111,9 @@ class FakeLink:
 
     def in_flight(self) -> Mapping[str, int]:
         return self.counts
+
+    def unacknowledged(self) -> Mapping[str, str]:
+        return self.silent
 
 
 @dataclass
@@ -132,13 +147,14 @@ class FakeHistory:
 
 @dataclass
 class FakeForecasts:
-    """Expects `maximum` requests per second in every window; None = no forecast."""
+    """Expects `maximum` requests per second in every window; None = no forecast. `fixed` is one made once."""
 
     maximum: float | None = None
+    fixed: Forecast | None = None
     taken: list[Run] = field(default_factory=list)
 
     def latest(self, policy: ScalingPolicy, now: Now) -> Forecast | None:
-        return None if self.maximum is None else a_forecast(self.maximum, now)
+        return self.fixed if self.maximum is None else a_forecast(self.maximum, now)
 
     def take(self, policy: ScalingPolicy, runs: Sequence[Run], start_times: Mapping[str, StartTime], now: Now) -> None:
         self.taken += runs
@@ -154,6 +170,7 @@ class Story:
         self.link = FakeLink()
         self.history = FakeHistory()
         self.forecasts = FakeForecasts()
+        self.law: Law = decide
         self.now_s = now_s
         self.loop = self.a_loop()
 
@@ -166,7 +183,7 @@ class Story:
             history=self.history,
             forecasts=self.forecasts,
         )
-        return ControlLoop(self.policy, world, decide)
+        return ControlLoop(self.policy, world, self.law)
 
     async def tick(self) -> Tick:
         self.now_s += self.policy.tick_s

@@ -25,7 +25,9 @@ from forecasting.forecast import Forecast
 
 
 class Crew:
-    """Replicas by id. Draining ones are drained at the next `advance`, as nothing is in flight here."""
+    """Replicas by id. Draining ones are drained at the next `advance`, as nothing is in flight here. Marks are those of
+    the actuator: a replica that is called back is what it was before the drain, standby or not.
+    """
 
     def __init__(self, replicas: Iterable[Replica] = (), start_s: float = 10.0) -> None:
         self.replicas = {replica.id: replica for replica in replicas}
@@ -44,14 +46,15 @@ class Crew:
             replica = self.replicas[command.replica]
             match command.action:
                 case Action.PROMOTE | Action.DEMOTE:
-                    assert replica.state is ReplicaState.READY
+                    assert replica.state in (ReplicaState.READY, ReplicaState.STARTING)
                     self._set(replica, standby=command.action is Action.DEMOTE)
                 case Action.DRAIN:
                     assert replica.state is ReplicaState.READY
                     self._set(replica, state=ReplicaState.DRAINING, draining_s=now.monotonic_s, drained=False)
                 case Action.RESURRECT:
                     assert replica.state is ReplicaState.DRAINING
-                    self._set(replica, state=ReplicaState.READY, draining_s=None, drained=False, standby=False)
+                    back = ReplicaState.STARTING if replica.ready_s is None else ReplicaState.READY
+                    self._set(replica, state=back, draining_s=None, drained=False)
                 case Action.STOP:
                     assert replica.failed or replica.ready_s is None or replica.drained, f"{replica.id} was not drained"
                     del self.replicas[replica.id]

@@ -45,6 +45,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     ("ForecastTrusted", {"policy": a_policy(prediction={"enabled": False})}, "False", "Disabled"),
     ("ForecastTrusted", {"forecast": a_forecast(1.0, NOW)}, "True", "Trusted"),
     ("ForecastTrusted", {"forecast": a_forecast(1.0, NOW, trusted=False)}, "False", "AdviceOnly"),
+    ("ForecastTrusted", {"forecast": a_forecast(1.0, at(-3_600))}, "False", "Stale"),
     ("ScalingLimited", {}, "False", "WithinBounds"),
     ("ScalingLimited", {"observation": an_observation(NOW, 500.0)}, "True", "Bounded"),
     ("CapacityPending", {}, "False", "None"),

@@ -135,6 +135,21 @@ def test_bad_flags(tmp_path: Path, words: list[str], message: str, capsys: pytes
 
 
 @pytest.mark.parametrize(
+    ("content", "problem"), [(None, "cannot be read"), (" \n", "holds no token"), ("a b", "one word")]
+)
+def test_a_bad_token_file(
+    tmp_path: Path, content: str | None, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_text(content)
+    words = ["controller", "--local", "-f", written(tmp_path, policy_document()), "--router-token-file", str(file)]
+    error = refused(words, capsys)
+    assert "--router-token-file" in error
+    assert problem in error
+
+
+@pytest.mark.parametrize(
     ("text", "result"),
     [("--port={port}", "--port=80"), ('{"a": {"b": 1}}', '{"a": {"b": 1}}'), ("{}", "{}"), ("{port}{port}", "8080")],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoscaler.decide.decider import STEPS, decide
-from autoscaler.model import DeciderState, Decision, ReplicaState, StartTime, Step, VariantTarget
+from autoscaler.model import DeciderState, Decision, Expected, ReplicaState, StartTime, Step, VariantTarget
 from autoscaler.policy import ScalingPolicy
 from tests.autoscaler.crew import Crew, Loop
 from tests.builders import (
@@ -55,6 +55,7 @@ def test_a_whole_decision_as_a_value() -> None:
         next_state=DeciderState(recommendations=((100, 4),), totals=((99, 4),), last_desired=4),
         reason="load up to 38 within 13 s needs 4 x 10, plus 1 standby; 3 ready, 1 due in 5 s",
         need=38.0,
+        expected=Expected(horizon_s=13.0, p50=38.0, p90=38.0, need=38.0, quantile=0.95),
     )
 
 
@@ -227,7 +228,8 @@ def test_dead_supply_moves_the_need_to_another_variant() -> None:
     ]
     replicas = (*ready(1), a_replica("s", "starting", overdue=True))
     decision = decided(a_policy(variants), state(2), 20.0, replicas=replicas)
-    assert decision.targets == (VariantTarget(variant="gpu", active=2), VariantTarget(variant="mig", active=2))
+    gpu, mig = VariantTarget(variant="gpu", active=2, dead=1), VariantTarget(variant="mig", active=2)
+    assert decision.targets == (gpu, mig)
 
 
 def test_the_last_replica_goes_when_nobody_asks_and_comes_back_for_one_held_request() -> None:
@@ -243,7 +245,8 @@ def test_the_last_replica_goes_when_nobody_asks_and_comes_back_for_one_held_requ
     for second in range(40, 140):
         loop.tick(at(second), a_sample(at(second), (0.0,)), a_forecast(0.01, at(second)))
     assert loop.crew.replicas == {}
-    assert "scaled to zero" in loop.decisions[-1].reason or loop.decisions[-1].desired == 0
+    assert [decision.desired for decision in loop.decisions[20:]] == [1] * 79 + [0] * 21
+    assert "no request for 20 s: scaled to zero" in loop.decisions[99].reason
     woken = loop.tick(at(140), a_sample(at(140), (0.0,), held_from_zero=1, queued=1))
     assert woken.desired == 1
     assert loop.crew.started > 0

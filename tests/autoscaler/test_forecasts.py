@@ -20,23 +20,26 @@ STEP_S = 15.0
 
 
 class Recorder:
-    """A forecaster that remembers what it was given; `broken` makes fits fail."""
+    """A forecaster that remembers what it was given; with `broken` fits fail, with `lost` forecasts."""
 
     name = "recorder"
 
     def __init__(self) -> None:
         self.values: list[float] = []
         self.start_s = 0.0
-        self.broken = False
+        self.broken: Exception | None = None
+        self.lost: Exception | None = None
         self.on_fit: Callable[[], None] = lambda: None
 
     def fit(self, series: LoadSeries, rng: np.random.Generator) -> None:
         self.on_fit()
         if self.broken:
-            raise ValueError("too odd")
+            raise self.broken
         self.start_s, self.values = series.start_s, series.values.tolist()
 
     def update(self, values: Sequence[float]) -> None:
+        if self.lost:
+            raise self.lost
         self.values += values
 
     def predict(self, horizons_s: Sequence[float], quantiles: Sequence[float]) -> Forecast:
@@ -134,14 +137,28 @@ async def test_it_learns_again_after_a_while_and_serves_the_old_one_meanwhile() 
     assert [made.values for made in bench.made] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7]]
 
 
-async def test_a_fit_that_fails_is_tried_again_later_not_at_once() -> None:
+@pytest.mark.parametrize("error", [ValueError("too odd"), np.linalg.LinAlgError("singular"), IndexError("a bug")])
+async def test_a_fit_that_fails_is_tried_again_later_not_at_once(error: Exception) -> None:
     bench = Bench()
-    bench.next.broken = True
+    bench.next.broken = error
     assert await bench.take(0, 1, 2, 3, 4) is None
     assert await bench.take(4, 5) is None
     assert len(bench.made) == 1
     bench.forecasts._lines["chat"].fit_due_s = float("-inf")
     assert await bench.take(5, 6) is not None
+
+
+@pytest.mark.parametrize("error", [ValueError("too odd"), IndexError("a bug")])
+async def test_a_forecaster_that_fails_between_fits_is_replaced(error: Exception) -> None:
+    bench = Bench()
+    assert await bench.take(0, 1, 2, 3, 4) is not None
+    bench.made[0].lost = error
+    assert await bench.take(4, 5) is None
+    back = await bench.take(5, 6)
+    assert back is not None
+    assert back.made_at_s == EPOCH_S + 6 * STEP_S
+    assert [made.values for made in bench.made] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]
+    await bench.forecasts.close()
 
 
 async def test_prediction_switched_off_does_nothing() -> None:

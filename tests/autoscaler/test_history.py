@@ -181,6 +181,78 @@ def test_replicas_are_remembered_until_they_are_gone(folder: Path) -> None:
     history.close()
 
 
+def test_starts_that_do_not_count_any_more_are_dropped(folder: Path) -> None:
+    history = SqliteHistory(folder)
+    for number in range(120):
+        history.add_start_time("p", "v", float(number))
+        history.add_start_time("p", "w", 1.0 if number < 3 else 2.0)
+    history.add_start_time("q", "v", 7.0)
+    history.prune(0.0)
+    history.flush()
+    before = history.start_time("p", "v", PRIOR)
+    rows = history._db.execute("SELECT policy, variant, count(*), min(seconds) FROM start_sample GROUP BY 1, 2")
+    assert sorted(rows) == [("p", "v", 50, 70.0), ("p", "w", 50, 2.0), ("q", "v", 1, 7.0)]
+    assert {len(samples) for samples in history._starts.values()} == {50, 1}
+    history.close()
+    again = SqliteHistory(folder)
+    assert again.start_time("p", "v", PRIOR) == before
+    again.close()
+
+
+def test_a_replica_that_cannot_be_saved_now_is_saved_later(folder: Path) -> None:
+    history = SqliteHistory(folder)
+    other = sqlite3.connect(folder / "history.sqlite3", isolation_level=None)
+    other.execute("ALTER TABLE replica RENAME TO elsewhere")
+    with pytest.raises(sqlite3.OperationalError):
+        history.save_replica("p", "p-v-1", {"pid": 7})
+    other.execute("ALTER TABLE elsewhere RENAME TO replica")
+    other.close()
+    history.save_replica("p", "p-v-1", {"pid": 8})
+    assert history.saved_replicas() == [("p-v-1", "p", {"pid": 8})]
+    history.close()
+
+
+def test_what_cannot_be_read_is_not_known(folder: Path) -> None:
+    history = SqliteHistory(folder)
+    other = sqlite3.connect(folder / "history.sqlite3", isolation_level=None)
+    for table in ("series_block", "start_sample"):
+        other.execute(f"ALTER TABLE {table} RENAME TO {table}_elsewhere")
+    history.append_load("p", 15.0, 0.0, [1.0])
+    assert history.load("p", 15.0, 0.0) == (0.0, [])
+    assert history.start_time("p", "v", PRIOR) == PRIOR
+    for table in ("series_block", "start_sample"):
+        other.execute(f"ALTER TABLE {table}_elsewhere RENAME TO {table}")
+    other.close()
+    history.append_load("p", 15.0, 15.0, [2.0])
+    assert history.load("p", 15.0, 0.0) == (15.0, [2.0])
+    history.close()
+
+
+def test_each_folder_has_a_name_of_its_own(tmp_path: Path) -> None:
+    names = []
+    for folder in ("a", "b", "a"):
+        history = SqliteHistory(tmp_path / folder)
+        names.append(history.name)
+        history.close()
+    assert names[0] == names[2] != names[1]
+    assert all(len(name) == 8 and int(name, 16) >= 0 for name in names)
+
+
+def test_an_older_schema_is_brought_forward(folder: Path) -> None:
+    history = SqliteHistory(folder)
+    history.save_replica("p", "p-v-1", {"pid": 7})
+    history.close()
+    db = sqlite3.connect(folder / "history.sqlite3")
+    db.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
+    db.commit()
+    db.close()
+    SqliteHistory(folder, read_only=True).close()
+    again = SqliteHistory(folder)
+    assert again.saved_replicas() == [("p-v-1", "p", {"pid": 7, "draining_epoch_s": None})]
+    assert again._db.execute("SELECT value FROM meta").fetchall() == [("2",)]
+    again.close()
+
+
 KILLED = """
 import os, signal, sys
 from autoscaler.controller.history import SqliteHistory
@@ -245,7 +317,7 @@ def not_a_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (newer, "schema version 99, this program knows 1"),
+        (newer, "schema version 99, this program knows 2"),
         (garbage, "cannot be used as a history"),
         (not_a_folder, "--state-dir"),
     ],

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from autoscaler.adapters.local import LocalReplicas
 from autoscaler.adapters.logs import tidy
 from autoscaler.adapters.processes import FIRST_PORT, free_port, group_members, is_running, listens
+from autoscaler.adapters.runs import exit_text
 from autoscaler.controller.history import SqliteHistory
 from autoscaler.errors import ControllerError
 from autoscaler.model import Now, Replica, ReplicaState, StartTime
@@ -225,6 +227,80 @@ async def test_ports_differ(yard: Yard) -> None:
     assert len(ports) == 3
 
 
+class FullDisk:
+    """A history whose writes fail as long as they are told to; `refuses` names the methods."""
+
+    def __init__(self, history: SqliteHistory, *refuses: str) -> None:
+        self._history = history
+        self.refuses = set(refuses)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.refuses:
+            return self._refuse
+        return getattr(self._history, name)
+
+    def _refuse(self, *args: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+
+WRITES = ["save_replica", "add_start_time", "drop_replica"]
+
+
+@pytest.mark.parametrize("refused", [*WRITES, "all of them"])
+async def test_an_end_is_noticed_whatever_the_history_refuses(yard: Yard, refused: str) -> None:
+    disk = FullDisk(yard.history, *(WRITES if refused == "all of them" else [refused]))
+    yard.target = LocalReplicas(disk, yard.folder / "logs", clock, stop_bound_s=5.0)
+    yard.target.on_change = yard.news.set
+    policy = yard.policy()
+    replica = await yard.start(policy)
+    await yard.ready(replica)
+    await yard.target.mark(policy, replica.id, standby=True, draining=None)
+    os.kill(yard.life(replica).process.identity.pid, signal.SIGKILL)
+    await yard.gone(replica)
+    assert yard.life(replica).why.startswith("killed by SIGKILL")
+    assert await yard.there(policy) == ()
+    assert yard.target.problems(policy, yard.life(replica).gone)
+
+
+async def test_without_a_number_nothing_is_started(yard: Yard) -> None:
+    disk = FullDisk(yard.history, "next_replica_number")
+    yard.target = LocalReplicas(disk, yard.folder / "logs", clock)
+    with pytest.raises(ControllerError, match=r"variant v: the history gives no number \(database or disk is full\)"):
+        await yard.start(yard.policy())
+    assert yard.target.lives() == []
+
+
+async def test_a_replica_that_cannot_be_watched_is_ended(yard: Yard) -> None:
+    """The system refuses to tell of the exit: better stopped than ready for ever."""
+    policy = yard.policy()
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(repr(context["exception"])))
+    replica = await yard.start(policy)
+    process = yard.life(replica).process
+    watched = process.exited
+
+    async def refused() -> None:
+        raise OSError("too many open files")
+
+    process.exited = refused
+    await yard.gone(replica)
+    async with asyncio.timeout(30):
+        await watched()
+        while not told:  # noqa: ASYNC110 - the loop tells it a turn later
+            await asyncio.sleep(0)
+    assert (yard.life(replica).failed, process.exit_code) == (True, -signal.SIGKILL)
+    assert told == ["OSError('too many open files')"]
+
+
+def test_exit_codes_in_words() -> None:
+    assert [exit_text(code) for code in (None, 3, -9, -40)] == [
+        "exited",
+        "exited with code 3",
+        "killed by SIGKILL",
+        "killed by signal 40",
+    ]
+
+
 async def test_a_replica_that_never_gets_ready_stays_starting_and_can_be_stopped(yard: Yard) -> None:
     policy = yard.policy("never")
     replica = await yard.start(policy)
@@ -265,6 +341,9 @@ async def test_the_next_controller_takes_over_what_runs(yard: Yard) -> None:
     kept, lost, starting = [await yard.start(policy) for _ in range(3)]
     await yard.ready(kept)
     await yard.ready(lost)
+    await yard.target.mark(policy, kept.id, standby=True, draining=None)
+    draining = clock()
+    await yard.target.mark(policy, starting.id, standby=True, draining=draining)
     pid = yard.life(kept).process.identity.pid
     row = yard.life(starting).row()
     yard.history.save_replica("chat", "chat-v-77", {**row, "start_ticks": row["start_ticks"] + 1})  # the pid of another
@@ -276,7 +355,10 @@ async def test_the_next_controller_takes_over_what_runs(yard: Yard) -> None:
     await second.adopt([policy])
     adopted = {replica.id: replica for replica in await second.replicas(policy, clock())}
     assert set(adopted) == {kept.id, starting.id}
-    assert adopted[kept.id].state is ReplicaState.READY
+    assert (adopted[kept.id].state, adopted[kept.id].standby) == (ReplicaState.READY, True)
+    left = adopted[starting.id]
+    assert (left.state, left.standby) == (ReplicaState.DRAINING, True)
+    assert left.draining_s == pytest.approx(draining.monotonic_s, abs=0.01)
     assert adopted[kept.id].url == kept.url
     assert abs(adopted[kept.id].started_s - kept.started_s) < 0.01
     assert second.pids()[kept.id] == pid

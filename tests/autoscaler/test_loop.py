@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from autoscaler.model import ReplicaState
+from autoscaler.decide.decider import decide
+from autoscaler.model import DeciderState, Decision, Now, Observation, ReplicaState
+from autoscaler.policy import ScalingPolicy
+from forecasting.forecast import Forecast
 from tests.autoscaler.controller_fakes import Story
-from tests.builders import EPOCH_S, a_policy, at, variant_document
+from tests.builders import EPOCH_S, a_forecast, a_policy, at, variant_document
 
 
 def story(**spec: Any) -> Story:
@@ -219,3 +222,72 @@ async def test_decisions_are_kept_in_full_when_they_change_and_once_a_minute() -
     assert full[0] == 101.0
     assert 3 <= len(full) <= 8
     assert all(later - earlier <= 60 for earlier, later in pairwise(full))
+
+
+async def test_what_is_shown_of_the_forecast_is_what_was_decided_by() -> None:
+    """The forecast was made a while ago: its window began then, the decision's begins now."""
+    told = story(prediction={"quantile": 0.9})
+    told.source.per_s = 1.0
+    rising = {"horizons_s": (13.0, 53.0, 93.0), "window_max": ((1.0, 2.0, 3.0), (5.0, 41.0, 60.0), (9.0, 80.0, 90.0))}
+    told.forecasts.fixed = a_forecast(0.0, at(told.now_s - 39), **rising)
+    tick = await told.tick()
+    row, record = tick.forecast_row(), told.history.records[-1]
+    assert row is not None
+    assert (row["horizon_s"], row["p50"], row["p90"], row["need"], row["age_s"]) == (13.0, 5.0, 41.0, 41.0, 40.0)
+    assert (tick.decision.need, tick.decision.desired) == (41.0, 5)
+    assert record.inputs is not None
+    assert record.inputs["forecast"] == row
+
+
+async def test_a_law_that_looks_at_no_forecast_shows_none() -> None:
+    told = story()
+    told.source.per_s = 1.0
+    told.forecasts.maximum = 28.0
+    told.law = unforeseeing
+    told.loop = told.a_loop()
+    assert (await told.tick()).forecast_row() is None
+
+
+def unforeseeing(
+    policy: ScalingPolicy, state: DeciderState, seen: Observation, forecast: Forecast | None, now: Now
+) -> Decision:
+    return decide(policy, state, seen, None, now)
+
+
+async def test_a_restart_while_paused_leaves_every_replica_what_it_was() -> None:
+    told = Story(a_policy(warmPool={"standby": 1}))
+    told.source.per_s = 25.0
+    await told.ticks(13)
+    told.source.per_s = 5.0
+    told.link.drained = set()
+    await told.ticks(65)
+    told.policy = a_policy(mode="Paused", warmPool={"standby": 1})
+    intents = [(r.id, r.state, r.standby, r.draining_s) for r in told.link.published[-1]["chat"]]
+    assert {state for _, state, _, _ in intents} == {ReplicaState.READY, ReplicaState.DRAINING}
+    assert sum(standby for _, _, standby, _ in intents) == 1
+    told.loop = told.a_loop()
+    await told.loop.begin(at(told.now_s))
+    for _ in range(3):
+        await told.tick()
+        assert [(r.id, r.state, r.standby, r.draining_s) for r in told.link.published[-1]["chat"]] == intents
+
+
+async def test_a_router_that_is_missing_is_named_and_a_drain_does_not_wait_for_it_for_ever() -> None:
+    told = Story(a_policy(drain={"timeoutSeconds": 30}))
+    told.source.per_s = 35.0
+    await told.ticks(13)
+    await quiet(told)
+    assert not [c for c in (await told.tick()).conditions if c.type == "RoutersMissing"]
+    told.link.silent = {"http://127.0.0.1:9": "Cannot connect"}
+    told.source.fields = {"routers_missing": ("http://127.0.0.1:9",)}
+    since_s = min(r.draining_s for r in told.link.published[-1]["chat"] if r.draining_s is not None)
+    while told.now_s < since_s + 29:
+        tick = await told.tick()
+        assert told.target.stopped == []
+    (missing,) = [c for c in tick.conditions if c.type == "RoutersMissing"]
+    assert missing.message == (
+        "http://127.0.0.1:9: Cannot connect (drains wait for it until drain.timeoutSeconds, and nothing is scaled down"
+        " while its load is missing)"
+    )
+    await told.ticks(2)
+    assert len(told.target.stopped) == 3

@@ -96,6 +96,63 @@ def test_a_report_of_some_routers_is_a_lower_bound() -> None:
     assert seen.gaps == ("no answer from http://b: the load is at least what the others saw",)
 
 
+def test_seconds_that_only_some_routers_saw_are_no_load_to_scale_down_on() -> None:
+    """Two routers with 5/s each; the second is silent for a while. What the first saw alone must not outlive that."""
+    story = Story()
+    story.hear(10, *[10.0] * 10)
+    for second in range(11, 21):
+        alone = story.hear(second, 5.0, routers_missing=("http://b",))
+        assert not alone.trusted
+    assert (alone.demand, alone.panic_demand) == (5.0, 5.0)
+    for second in range(21, 25):
+        back = story.hear(second, 10.0)
+        assert (back.demand, back.trusted) == (10.0, False)
+    assert back.gaps == (
+        "6 of the last 10 s were not seen by all routers",
+        "only 4 of 10 s are known: the load is at least that",
+    )
+    again = story.hear(25, 10.0)
+    assert (again.demand, again.trusted, again.gaps) == (
+        10.0,
+        True,
+        ("5 of the last 10 s were not seen by all routers",),
+    )
+    for second in range(26, 31):
+        story.hear(second, 10.0)
+    assert story.windows.stable_partly is None
+
+
+def test_what_some_routers_saw_raises() -> None:
+    story = Story()
+    story.hear(10, *[10.0] * 10)
+    for second in range(11, 16):
+        alone = story.hear(second, 50.0, routers_missing=("http://b",))
+    assert (alone.stable_per_s, alone.panic_per_s, alone.trusted) == (30.0, 50.0, False)
+    back = story.hear(16, 10.0)
+    assert (back.stable_per_s, back.trusted) == (30.0, True)
+
+
+@pytest.mark.parametrize(
+    ("known", "trusted"), [(1, False), (4, False), (5, True), (9, True)], ids=lambda value: str(value)
+)
+def test_a_load_is_trusted_when_half_of_its_seconds_are_known(known: int, trusted: bool) -> None:
+    story = Story()
+    story.hear(10, *[10.0] * 10)
+    seen = story.hear(20, *[None] * (10 - known), *[0.0] * known)
+    assert (seen.demand, seen.trusted) == (0.0, trusted)
+    assert (f"only {known} of 10 s are known: the load is at least that" in seen.gaps) is not trusted
+
+
+def test_in_the_first_seconds_half_of_those_that_have_passed_are_enough() -> None:
+    story = Story()
+    assert story.hear(0, 3.0).trusted
+    assert story.hear(3, None, 3.0, None).trusted  # two of three
+    assert not story.hear(6, None, None, None).trusted  # two of six
+    story = Story()
+    assert story.hear(0).gaps == ("no second of the last 10 s is known",)
+    assert not story.hear(4, 0.0).trusted  # one of four, though nobody told of the others
+
+
 @pytest.mark.parametrize("absurd", [-1.0, math.nan, math.inf])
 def test_absurd_arrivals_count_as_missing_and_are_named(absurd: float) -> None:
     """A router that restarted must not make negative load."""

@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_the_whole_document_that_the_design_promises() -> None:
-    (policy,) = read_policies(ROOT / "tests" / "autoscaler" / "whole_policy.yaml")
+    (policy,) = read_policies(ROOT / "deploy" / "examples" / "reference.yaml")
     spec = policy.spec
     assert policy.key == "serving/llama-8b"
     assert [(variant.name, variant.version, variant.max_replicas) for variant in spec.variants] == [

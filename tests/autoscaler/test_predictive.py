@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoscaler.decide.decider import decide
-from autoscaler.model import DeciderState, Decision, StartTime
+from autoscaler.model import DeciderState, Decision, Expected, StartTime
 from autoscaler.policy import ScalingPolicy
 from forecasting.forecast import Forecast
 from tests.builders import a_forecast, a_policy, an_observation, at, ready, variant_document
@@ -57,6 +57,35 @@ def test_a_forecast_made_a_while_ago_is_read_that_much_further() -> None:
     times = {"gpu": StartTime(p50_s=1, p90_s=9)}
     earlier = a_forecast(0.0, at(90), **RISING)
     assert decided(policy, earlier, start_times=times).need == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Advise", "Observe", "Paused"])
+def test_a_decision_tells_the_numbers_that_it_had(mode: str) -> None:
+    """Of the same window, from now on, whoever shows them: in requests per second."""
+    policy = a_policy(mode=mode, prediction={"quantile": 0.99})
+    times = {"gpu": StartTime(p50_s=1, p90_s=9)}
+    for made_s, rows in ((100, (10.0, 20.0, 30.0)), (90, (20.0, 40.0, 60.0))):
+        decision = decided(policy, a_forecast(0.0, at(made_s), **RISING), service_s=2.0, start_times=times)
+        p50, p90, need = rows
+        assert decision.expected == Expected(horizon_s=10.0, p50=p50, p90=p90, need=need, quantile=0.99)
+        assert mode not in ("Auto", "Advise") or decision.need == 2.0 * need
+
+
+@pytest.mark.parametrize(
+    ("spec", "forecast", "told_of"),
+    [
+        ({}, None, False),
+        ({"prediction": {"enabled": False}}, a_forecast(90.0, NOW), False),
+        ({}, a_forecast(90.0, at(-3_600)), False),
+        ({}, a_forecast(90.0, NOW, trusted=False), True),
+        ({"signal": {"type": "tokenRate"}}, a_forecast(90.0, NOW), True),
+    ],
+    ids=["none", "switched off", "older than it reaches", "advises only", "not in signal units"],
+)
+def test_a_forecast_that_does_not_count_may_still_be_told_of(
+    spec: dict[str, Any], forecast: Forecast | None, told_of: bool
+) -> None:
+    assert (decided(a_policy(**spec), forecast).expected is not None) is told_of
 
 
 def test_the_need_is_in_signal_units() -> None:

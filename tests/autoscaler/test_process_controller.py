@@ -29,8 +29,12 @@ BOUND_S = 45.0
 """Ten times what anything here takes on an idle machine."""
 
 
+TOKEN = "a-token-that-is-long-enough-for-a-router"
+
+
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    request = urllib.request.Request(url, headers={"authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
         return json.loads(answer.read())
 
 
@@ -60,7 +64,9 @@ class Stack:
         fields = {"capacity": 4, "maxReplicas": 3, "startTime": start_time, "process": {"command": engine}, **variant}
         document = policy_document([variant_document("v", **fields)], **{"prediction": {"enabled": False}, **spec})
         (folder / "policy.yaml").write_text(yaml.safe_dump(document))
-        self.router = processes.start("router", "--port", "0", "--admin-port", "0", "--name", "r")
+        (folder / "token").write_text(TOKEN)
+        words = ["--port", "0", "--admin-port", "0", "--name", "r", "--admin-token-file", str(folder / "token")]
+        self.router = processes.start("router", *words)
         found = self.router.wait_ready(r"tidegate router ready: data (\S+) admin (\S+)")
         self.data, self.admin = found.groups()
         self.pool = ThreadPoolExecutor(max_workers=64)
@@ -68,7 +74,8 @@ class Stack:
 
     def start_controller(self) -> Running:
         words = ["--local", "-f", str(self.folder / "policy.yaml"), "--state-dir", str(self.folder / "state")]
-        started = self.processes.start("controller", *words, "--router", self.admin, "--web-port", "0")
+        words += ["--router", self.admin, "--router-token-file", str(self.folder / "token")]
+        started = self.processes.start("controller", *words, "--web-port", "0")
         self.web = started.wait_ready(r"tidegate controller ready: web (\S+)").group(1)
         return started
 

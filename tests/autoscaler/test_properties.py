@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autoscaler.actuate.plan import plan
 from autoscaler.decide.decider import decide
 from autoscaler.model import Action, DeciderState, Decision, Replica, ReplicaState, VariantTarget
+from autoscaler.observe.observation import Windows, fold
 from autoscaler.policy import ScalingPolicy
 from tests.autoscaler.crew import Crew, Loop
 from tests.builders import a_forecast, a_policy, a_replica, a_sample, an_observation, at, variant_document
@@ -73,7 +74,7 @@ def crews(draw: st.DrawFn) -> tuple[Replica, ...]:
                 state,
                 variant=draw(st.sampled_from(["a", "b", "c"])),
                 started_s=draw(st.floats(900, 999)),
-                standby=state != "draining" and draw(st.booleans()),
+                standby=draw(st.booleans()),
                 overdue=loads and draw(st.booleans()),
                 failed=draw(st.sampled_from([False, False, False, True])),
                 in_flight=draw(st.one_of(st.none(), st.integers(0, 30))),
@@ -212,6 +213,9 @@ def test_a_plan_converges_and_stops_nothing_before_it_is_drained(
         own = [item for item in crew.replicas.values() if item.variant == target.variant and not item.failed]
         there = [item for item in own if item.state not in (ReplicaState.DRAINING, ReplicaState.STOPPING)]
         assert len(there) == target.active + target.standby
+        ready = [item for item in there if item.state is ReplicaState.READY]
+        if sum(not item.standby for item in ready) < target.active:  # nothing waits unrouted meanwhile
+            assert not any(item.standby for item in ready)
         if any(
             item.variant == target.variant for item in crew.replicas.values() if item.state is ReplicaState.DRAINING
         ):
@@ -256,3 +260,47 @@ def test_a_loop_never_has_more_than_the_maximum_and_orders_no_replica_twice(
             assert started <= max(
                 0, target.active + target.standby - sum(name == variant.name for name in before.values())
             )
+
+
+SECONDS = st.one_of(st.none(), st.floats(0, 400))
+
+
+@REPEATABLE
+@given(policies(), st.lists(st.tuples(SECONDS, st.booleans()), min_size=60, max_size=60), st.integers(1, 30))
+def test_a_load_that_is_half_unknown_never_scales_down(
+    policy: ScalingPolicy, story: list[tuple[float | None, bool]], last: int
+) -> None:
+    """Through the observation: unless every router saw at least half of the seconds, and all answered now, the total
+    does not fall, whatever the known seconds say."""
+    windows, state = Windows(), DeciderState(totals=((0, last),), recommendations=((0, last),), last_desired=last)
+    most = sum(variant.max_replicas for variant in policy.spec.variants)
+    seconds: list[float | None] = []
+    for second, (load, alone) in enumerate(story):
+        missing = ("http://b",) if alone else ()
+        sample = a_sample(at(second), (load,), routers_missing=missing)
+        windows, seen = fold(windows, sample, (), {}, policy, at(second))
+        seconds.append(None if alone else load)
+        decision = decide(policy, state, seen, None, at(second))
+        known = sum(value is not None for value in seconds)
+        if alone or 2 * known < len(seconds):
+            assert not seen.trusted
+            assert decision.desired >= min(state.last_desired or 0, most)
+        else:
+            assert seen.trusted
+        state = decision.next_state
+
+
+@REPEATABLE
+@given(st.lists(st.tuples(SECONDS, st.booleans()), min_size=1, max_size=90))
+def test_a_part_of_the_load_never_makes_it_less(story: list[tuple[float | None, bool]]) -> None:
+    """The demand is at least what all routers saw, and what some saw only ever adds to it."""
+    policy = a_policy()
+    whole, partly = Windows(), Windows()
+    for second, (load, alone) in enumerate(story):
+        missing = ("http://b",) if alone else ()
+        lost = a_sample(at(second), (None if alone else load,), routers_missing=missing)
+        whole, least = fold(whole, lost, (), {}, policy, at(second))
+        partly, seen = fold(partly, a_sample(at(second), (load,), routers_missing=missing), (), {}, policy, at(second))
+        assert (seen.demand or 0.0) >= (least.demand or 0.0)
+        assert (seen.panic_demand or 0.0) >= (least.panic_demand or 0.0)
+        assert seen.trusted == least.trusted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.decide.supply import Arrival, SupplyCurve, eta_s, supply_curve
+from autoscaler.decide.curve import Arrival, SupplyCurve, slowest_start, supply_curve
 from autoscaler.model import StartTime
 from tests.builders import a_policy, a_replica, at, ready, variant_document
 
@@ -15,7 +15,7 @@ TIME = StartTime(p50_s=90, p90_s=140)
     ("age_s", "eta"), [(0, 90), (49, 41), (90, 0), (91, 49), (140, 0), (150, 50.5), (201, None), (1e9, None)]
 )
 def test_a_start_is_expected_at_its_next_quantile(age_s: float, eta: float | None) -> None:
-    assert eta_s(age_s, TIME) == (None if eta is None else pytest.approx(eta, abs=0.5))
+    assert TIME.eta_s(age_s) == (None if eta is None else pytest.approx(eta, abs=0.5))
 
 
 def test_the_curve_counts_what_is_routed_at_hand_and_due() -> None:
@@ -47,3 +47,20 @@ def test_the_curve_counts_what_is_routed_at_hand_and_due() -> None:
         overdue=("told",),
     )
     assert [curve.at(after_s) for after_s in (0, 5, 40, 100)] == [48.0, 57.0, 81.0, 105.0]
+
+
+@pytest.mark.parametrize(
+    ("times", "slowest"),
+    [
+        ({}, (10, 12)),
+        ({"a": TIME}, (90, 140)),
+        ({"b": StartTime(p50_s=1, p90_s=13)}, (1, 13)),
+        ({"off": TIME}, (10, 12)),
+    ],
+    ids=["the priors", "a measured one", "a longer tail", "one that may not grow does not count"],
+)
+def test_whichever_is_started_must_be_there_in_time(times: dict[str, StartTime], slowest: tuple[float, float]) -> None:
+    off = variant_document("off", minReplicas=0, maxReplicas=0)
+    policy = a_policy([variant_document("a"), variant_document("b"), off])
+    found = slowest_start(policy, times)
+    assert (found.p50_s, found.p90_s) == slowest

@@ -134,9 +134,8 @@ async def test_what_is_not_known_is_null(site: Site) -> None:
 
 
 async def test_replicas_of_the_whole_life(site: Site) -> None:
-    gone = a_run("chat-gpu-1", gone=at(50), exit_code=-15, why="")
+    gone = a_run("chat-gpu-1", draining=at(40), gone=at(50), exit_code=-15, why="")
     site.facts.runs = (gone, a_run("chat-gpu-2", ready=None))
-    site.desk.drains = lambda: {"chat-gpu-1": at(40)}
     first, second = await site.get("/api/v1/replicas")
     assert first == {
         "id": "chat-gpu-1",

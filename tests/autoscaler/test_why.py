@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from autoscaler.controller.explain import explanation
 from autoscaler.controller.history import SqliteHistory
+from autoscaler.model import DecisionRecord
 from tests.autoscaler.controller_fakes import Story
 from tests.builders import EPOCH_S, a_policy
 from tidegate import main
@@ -82,3 +85,29 @@ async def test_bad_input(folder: Path, words: list[str], message: str, capsys: p
 def test_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "--state-dir", str(tmp_path / "absent")]) == 2
     assert "no history there" in capsys.readouterr().err
+
+
+def recorded(**changes: Any) -> DecisionRecord:
+    """A decision of three replicas of ten units each, one of them overdue."""
+    target = {"variant": "gpu", "active": 3, "standby": 0, "dead": 1}
+    variant = {
+        "name": "gpu",
+        "capacity": 10,
+        "min": 1,
+        "max": 9,
+        "start_p50_s": 1,
+        "start_p90_s": 2,
+        "start_samples": 0,
+    }
+    inputs: dict[str, object] = {"law": "tidegate", "variants": [variant], **changes}
+    return DecisionRecord(policy="p", epoch_s=0.0, decision={"desired": 3, "targets": [target]}, inputs=inputs)
+
+
+def test_what_is_overdue_holds_nothing() -> None:
+    text = explanation(recorded(), recorded())
+    assert "a need above 20 signal units wants more replicas" in text
+    assert "a need of 10 or less wants fewer" in text
+
+
+def test_what_would_change_the_decision_of_another_law_is_not_known() -> None:
+    assert "what would change it" not in explanation(recorded(law="hpa"), recorded(law="hpa"))

@@ -31,10 +31,9 @@ class Facts(Protocol):
 
 
 class Desk:
-    """Keeps the newest tick of each policy and answers from it. `drains`: when each replica began to drain."""
+    """Keeps the newest tick of each policy and answers from it."""
 
     def __init__(self, policies: Sequence[ScalingPolicy], facts: Facts, clock: Callable[[], Now]) -> None:
-        self.drains: Callable[[], Mapping[str, Now]] = dict
         self.metrics = Metrics()
         self._policies = tuple(policies)
         self._facts = facts
@@ -77,8 +76,8 @@ class Desk:
         return _json({"epoch_s": self._clock().epoch_s, "policies": rows})
 
     async def _replicas(self, request: web.Request) -> web.Response:
-        shares, drains = gpu_shares(self._policies), self.drains()
-        return _json([life_row(life, drains, shares) for life in self._facts.lives()])
+        shares = gpu_shares(self._policies)
+        return _json([life_row(life, shares) for life in self._facts.lives()])
 
     async def _rows(self, request: web.Request) -> web.Response:
         text = request.query.get("after", "0")

@@ -11,8 +11,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from autoscaler.controller.tick import Tick, condition_row, standby_wanted
-from autoscaler.decide.supply import eta_s
-from autoscaler.model import Now, Replica, ReplicaState
+from autoscaler.model import LOADING, Now, Replica
 from autoscaler.policy import ScalingPolicy
 
 TIMELINE_ROWS = 5_000
@@ -28,6 +27,7 @@ class Life(Protocol):
     variant: str
     started: Now
     ready: Now | None
+    draining: Now | None
     gone: Now | None
     exit_code: int | None
     why: str
@@ -73,7 +73,7 @@ def replica_row(tick: Tick, replica: Replica, pid: int | None) -> Row:
     """One replica of the status."""
     age_s = tick.at.monotonic_s - replica.started_s
     start_time = tick.observation.start_times.get(replica.variant)
-    starting = replica.state in (ReplicaState.REQUESTED, ReplicaState.STARTING)
+    starting = replica.state in LOADING
     return {
         "id": replica.id,
         "variant": replica.variant,
@@ -83,16 +83,15 @@ def replica_row(tick: Tick, replica: Replica, pid: int | None) -> Row:
         "url": replica.url,
         "pid": pid,
         "age_s": age_s,
-        "eta_s": eta_s(age_s, start_time) if starting and start_time is not None else None,
+        "eta_s": start_time.eta_s(age_s) if starting and start_time is not None else None,
         "overdue": replica.overdue,
         "in_flight": replica.in_flight,
         "why": replica.why,
     }
 
 
-def life_row(life: Life, drains: Mapping[str, Now], shares: Mapping[tuple[str, str], float]) -> Row:
+def life_row(life: Life, shares: Mapping[tuple[str, str], float]) -> Row:
     """One replica of `/api/v1/replicas`."""
-    draining = drains.get(life.id)
     return {
         "id": life.id,
         "policy": life.policy,
@@ -100,7 +99,7 @@ def life_row(life: Life, drains: Mapping[str, Now], shares: Mapping[tuple[str, s
         "gpu_share": shares.get((life.policy, life.variant), 1.0),
         "started_epoch_s": life.started.epoch_s,
         "ready_epoch_s": _epoch(life.ready),
-        "draining_epoch_s": _epoch(draining),
+        "draining_epoch_s": _epoch(life.draining),
         "gone_epoch_s": _epoch(life.gone),
         "exit": life.exit_code,
         "why": life.why,
