@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,8 @@ example:
   tidegate router --port 8080 --admin-port 9190 &
   tidegate controller --local -f policy.yaml --router http://127.0.0.1:9190
 
-It runs until SIGTERM: then it drains its replicas (a few seconds at most), stops them all and exits with 0.
-A second SIGTERM skips the drain.
+It runs until SIGTERM, SIGINT or SIGHUP (its terminal was closed; not under nohup): then it drains its replicas
+(a few seconds at most), stops them all and exits with 0. A second signal skips the drain.
 A router that does not answer is waited for: drains end at the policy's drain.timeoutSeconds, and nothing is scaled down
 while its load is missing. One that is gone for good is left out by starting the controller again without it."""
 
@@ -119,18 +119,26 @@ def validate_arguments(parser: argparse.ArgumentParser) -> None:
         "-f", "--file", type=Path, required=True, metavar="FILE", help="ScalingPolicy documents, YAML or JSON"
     )
     parser.add_argument("--json", action="store_true", help="the outcome as JSON")
+    parser.add_argument(
+        "--no-host-checks",
+        action="store_true",
+        help="skip what depends on this machine: whether the program is there, what nvidia-smi says, its devices",
+    )
 
 
 def validate(args: argparse.Namespace) -> int:
     """Print what is wrong with a file (exit code 2), or that it can be used, with notes on fields that nothing reads
     yet.
     """
-    from autoscaler.adapters.launch import launch_problems
+    from autoscaler.adapters.launch import host_problems, launch_problems
     from autoscaler.policy_file import not_acted_on, read_policies
 
     try:
         policies = read_policies(args.file)
         problems = [f"{args.file}: {problem}" for problem in launch_problems(policies, required=False)]
+        if not args.no_host_checks:
+            skips = "; --no-host-checks skips this"
+            problems += [f"{args.file}: {problem}{skips}" for problem in host_problems(policies)]
         if problems:
             raise BadInput("\n".join(problems))
     except BadInput as error:
@@ -171,8 +179,11 @@ def why(args: argparse.Namespace) -> int:
     """Print the decision in force at a moment. Raises `BadInput` when there is none."""
     from autoscaler.controller.explain import explanation
     from autoscaler.controller.history import SqliteHistory
+    from autoscaler.controller.stderr_log import log_to_stderr
 
     at_s = None if args.at is None else moment(args.at)
+    now_s = datetime.now(UTC).timestamp()
+    log_to_stderr()
     history = SqliteHistory(args.state_dir or default_state_dir(), read_only=True)
     try:
         newest = history.last_decision(args.policy, at_s)
@@ -190,7 +201,8 @@ def why(args: argparse.Namespace) -> int:
         }
         print(json.dumps({**document, "commands": record.commands, "confirmed_epoch_s": newest.epoch_s}))
     else:
-        print(explanation(record, newest))
+        past = at_s is not None and at_s < now_s
+        print(explanation(record, newest, at_s if past else now_s, past=past))
     return 0
 
 

@@ -69,7 +69,8 @@ class Sample:
 
     `arrivals`: requests per second for each second that is new since the last sample, oldest first; None = the second
     is missing. Gauges are of now. `service_count`, `service_sum_s`: growth since the last sample. `routers_missing`
-    names those that did not answer; `age_s` is the age of the oldest part.
+    names those that did not answer; `age_s` is the age of the oldest part. `unhealthy`: endpoints, of any policy, that
+    every router has ejected and not taken back.
     """
 
     at: Now
@@ -83,6 +84,7 @@ class Sample:
     shed: int = 0
     routers_missing: tuple[str, ...] = ()
     age_s: float = 0.0
+    unhealthy: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

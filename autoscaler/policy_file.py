@@ -38,6 +38,9 @@ NOT_ACTED_ON = (
 )
 """Fields that this version accepts and nothing reads; the list shrinks as they are built."""
 
+ROUTER_KEYS = {"source", "endpoints", "models"}
+"""What a table of endpoints, the router's file, begins with."""
+
 _RULES = {
     "greater_than": "must be greater than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
@@ -77,6 +80,9 @@ def read_policies(path: Path | str) -> tuple[ScalingPolicy, ...]:
         place = f"{path}: document {position}: "
         if not isinstance(document, Mapping):
             problems.append(f"{place}must be a ScalingPolicy, is {type(document).__name__} {document!r}")
+            continue
+        if ROUTER_KEYS & document.keys() and not {"apiVersion", "kind"} & document.keys():
+            problems.append(f"{place}this looks like a table of endpoints; use `tidegate router -f`")
             continue
         try:
             policies.append(ScalingPolicy.model_validate(document))

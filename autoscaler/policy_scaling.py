@@ -63,7 +63,7 @@ class Signal(Part):
     @model_validator(mode="after")
     def _has_query(self) -> Signal:
         if self.type == "prometheus" and self.prometheus is None:
-            raise PydanticCustomError("policy", "must have prometheus {{query, target}}, because type is prometheus")
+            raise PydanticCustomError("policy", "must have prometheus {query, target}, because type is prometheus")
         return self
 
     def units(self, per_s: float | None, service_s: float) -> float | None:
@@ -119,7 +119,7 @@ class Prediction(Part):
     @model_validator(mode="after")
     def _has_server(self) -> Prediction:
         if self.source == "prometheus" and self.prometheus is None:
-            raise PydanticCustomError("policy", "must have prometheus {{url, query}}, because source is prometheus")
+            raise PydanticCustomError("policy", "must have prometheus {url, query}, because source is prometheus")
         return self
 
 

@@ -72,10 +72,10 @@ class Process(Part):
         words = " ".join((*self.command, *self.env.values()))
         if "{port}" not in words:
             raise PydanticCustomError(
-                "policy", "must contain {{port}} in command or env: the controller chooses the port"
+                "policy", "must contain {port} in command or env: the controller chooses the port"
             )
         if "{device}" in words and not self.devices:
-            raise PydanticCustomError("policy", "must list devices, because {{device}} is used")
+            raise PydanticCustomError("policy", "must list devices, because {device} is used")
         return self
 
 

@@ -66,32 +66,46 @@ def launch(policy: ScalingPolicy, variant: str, replica: str, port: int, device:
 
 
 def launch_problems(policies: Sequence[ScalingPolicy], required: bool = True) -> tuple[str, ...]:
-    """Everything that would keep a variant from starting on this machine, one line each: an unknown placeholder, a
-    program that is not there, devices nobody can name, and, if it is `required`, no `process` at all.
+    """Everything that would keep a variant from starting on any machine, one line each: an unknown placeholder, and, if
+    it is `required`, no `process` at all.
+    """
+    problems = []
+    for policy in policies:
+        for spec in policy.spec.variants:
+            if spec.process is None and not required:
+                continue
+            try:
+                launch(policy, spec.name, "id", 1, "device")
+            except BadInput as error:
+                problems.append(f"{policy.key}: {error}")
+    return tuple(problems)
+
+
+def host_problems(policies: Sequence[ScalingPolicy]) -> tuple[str, ...]:
+    """Everything that would keep a variant from starting on this machine, one line each: a program that is not there,
+    devices nobody can name. What `launch_problems` tells of is left out.
     """
     problems = []
     for policy in policies:
         for index, spec in enumerate(policy.spec.variants):
-            if spec.process is None and not required:
+            if spec.process is None:
                 continue
-            where = f"{policy.key}: spec.variants[{index}].process.command"
+            where = f"{policy.key}: spec.variants[{index}].process"
             try:
-                words = launch(policy, spec.name, "id", 1, "device").command
-            except BadInput as error:
-                problems.append(f"{policy.key}: {error}")
+                program = launch(policy, spec.name, "id", 1, "device").command[0]
+            except BadInput:
                 continue
-            if not _is_program(words[0]):
-                problems.append(f"{where}: {words[0]!r} not found; allowed is a program on the PATH or a file to run")
-            if spec.process is not None and not devices_of(spec.process) and spec.process.devices:
-                problems.append(
-                    f"{policy.key}: spec.variants[{index}].process.devices: auto, but nvidia-smi names no device"
-                )
+            if not _is_program(program):
+                allowed = "allowed is a program on the PATH or a file to run"
+                problems.append(f"{where}.command: {program!r} not found ({allowed}) on this machine")
+            if not devices_of(spec.process) and spec.process.devices:
+                problems.append(f"{where}.devices: auto, but nvidia-smi names no device on this machine")
     return tuple(problems)
 
 
 def check_launches(policies: Sequence[ScalingPolicy]) -> None:
-    """Raises `BadInput` with all of `launch_problems`."""
-    problems = launch_problems(policies)
+    """Raises `BadInput` with all of `launch_problems` and `host_problems`."""
+    problems = launch_problems(policies) + host_problems(policies)
     if problems:
         raise BadInput("\n".join(problems))
 

@@ -26,6 +26,8 @@ AHEAD_MAX = 3
 """Seconds that one router may be ahead of another before its oldest are dropped: their moment has been answered
 already.
 """
+EJECTED = ("ejected", "half-open")
+"""Half-open is one request on trial: it is not back yet."""
 GAP_MAX = 86_400
 """A gap longer than a day is the same as a day: every window is shorter."""
 
@@ -87,7 +89,18 @@ class LoadMerger:
             service_sum_s=service.sum_s,
             shed=sum(second[1] for second in seconds if second is not None),
             routers_missing=tuple(missing),
+            unhealthy=self._ejected(reports),
         )
+
+    def _ejected(self, reports: Mapping[str, ReportWire | None]) -> tuple[str, ...]:
+        """Endpoints that all routers have ejected; one that is silent, or does not list it, has not said so."""
+        common: set[str] | None = None
+        for router in self._routers:
+            report = reports.get(router)
+            endpoints = report.endpoints if report is not None else {}
+            out = {name for name, endpoint in endpoints.items() if endpoint.health in EJECTED}
+            common = out if common is None else common & out
+        return tuple(sorted(common or ()))
 
     def _advance(
         self, key: tuple[str, str], report: ReportWire, load: ModelLoadWire, service: _Service, now: Now

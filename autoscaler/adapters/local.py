@@ -31,13 +31,15 @@ from autoscaler.adapters.processes import (
     Adopted,
     Identity,
     Started,
+    end_orphans,
     free_port,
     is_running,
     last_line,
     listens,
+    orphans,
 )
-from autoscaler.adapters.runs import Run, exit_text
-from autoscaler.errors import ControllerError
+from autoscaler.adapters.runs import Run, SavedRun, exit_text
+from autoscaler.errors import BadInput, ControllerError
 from autoscaler.model import Now, Replica
 from autoscaler.policy import ScalingPolicy
 
@@ -169,21 +171,41 @@ class LocalReplicas:
     # ---- what the controller asks besides
 
     async def adopt(self, policies: Sequence[ScalingPolicy]) -> None:
-        """Take over replicas that an earlier controller left running; those of no policy any more are stopped."""
+        """Take over replicas that an earlier controller left running; those of no policy any more are stopped,
+        and so is what a replica that ended meanwhile left in its group. A damaged row is logged and passed over.
+        """
         now = self._clock()
         variants = {(policy.key, v.name): v for policy in policies for v in policy.spec.variants}
-        for name, policy, row in self._store.saved_replicas():
-            identity = Identity(pid=row["pid"], start_ticks=row["start_ticks"], boot_id=row["boot_id"])
-            if not is_running(identity):
-                self._store.drop_replica(name)
+        for name, policy, document in self._store.saved_replicas():
+            try:
+                row = SavedRun.read(document)
+            except BadInput as error:
+                log.error("damaged replica passed over", replica=name, table="replica", error=str(error))
                 continue
-            spec = variants.get((policy, row["variant"]))
+            identity = Identity(pid=row.pid, start_ticks=row.start_ticks, boot_id=row.boot_id)
+            if not is_running(identity):
+                await self._forget(name, identity)
+                continue
+            spec = variants.get((policy, row.variant))
             run = Run.from_row(name, policy, row, Adopted(identity), now)
             self._take(run)
             if spec is None or spec.process is None:
                 run.stopping, run.why = True, "its policy is gone"
                 self._spawn(self._end(run))
             log.info("replica adopted", replica=name, pid=identity.pid, kept=not run.stopping)
+
+    async def _forget(self, replica: str, identity: Identity) -> None:
+        """Its leader ended while nobody watched: end what it left in its group, which may hold the port and the device,
+        then drop its row. A row whose group lives on is kept for the next start.
+        """
+        left = orphans(identity)
+        if left:
+            log.warning("ending what a replica left", replica=replica, pids=left)
+            still = await end_orphans(identity)
+            if still:
+                log.error("processes of a replica live on", replica=replica, pids=still)
+                return
+        self._store.drop_replica(replica)
 
     def lives(self) -> list[Run]:
         """Every replica of this controller's life, gone ones too, in order of start."""
@@ -263,7 +285,8 @@ class LocalReplicas:
                 self._backoffs.served(run.policy, run.variant, now.monotonic_s - run.ready.monotonic_s)
             self._backoffs.failed(run.policy, run.variant, f"{run.id} {run.why}", now.monotonic_s)
         self._kept(run, lambda: self._store.drop_replica(run.id))
-        log.info("replica gone", replica=run.id, exit=run.exit_code, failed=run.failed, why=run.why)
+        tell = log.warning if run.failed else log.info
+        tell("replica gone", replica=run.id, exit=run.exit_code, failed=run.failed, why=run.why)
         self.on_change()
 
     async def _end(self, run: Run) -> None:

@@ -5,7 +5,8 @@ It knows nothing of replicas or policies. A process started here leads its own s
 writes to a file, never to a pipe (a full pipe stops an engine). Its exit is noticed through a pidfd where the kernel
 has one, else by looking every 0.2 s. The group is killed, and waited for, before the leader is reaped, while its number
 cannot have been given to anybody else: a device is free only once no child holds it any more. A process that an earlier
-controller started is recognised by pid, start moment and boot, never by pid alone.
+controller started is recognised by pid, start moment and boot, never by pid alone; what such a one left in its
+group when it exited unseen is found by the same.
 """
 
 from __future__ import annotations
@@ -142,6 +143,30 @@ def boot_id() -> str:
 def group_members(group: int) -> list[int]:
     """Pids of the living processes of a group, zombies left out; [] where the system has no /proc."""
     return [pid for pid, fields in _all_stats() if fields.group == group and fields.state not in "ZX"]
+
+
+def orphans(identity: Identity) -> list[int]:
+    """Living processes that a leader left in its group when it exited; [] while it runs, and where any doubt is left.
+
+    They are its own when the machine has not been booted since, all of them are in the session that it began, none
+    started before it, and its number was not given to another process: Linux gives a number to nobody while a group or
+    session has it, so a living process of that number began after the group had ended.
+    """
+    leader = _stat(identity.pid)
+    gone = leader is None or (leader.state in "ZX" and leader.start_ticks == identity.start_ticks)
+    if not gone or not identity.boot_id or identity.boot_id != boot_id():
+        return []
+    members = {pid: fields for pid, fields in _all_stats() if fields.group == identity.pid and fields.state not in "ZX"}
+    proven = all(f.session == identity.pid and f.start_ticks >= identity.start_ticks for f in members.values())
+    return list(members) if proven else []
+
+
+async def end_orphans(identity: Identity) -> list[int]:
+    """Kill what `orphans` finds and wait for its end; gives those that live on, [] when all are gone."""
+    if orphans(identity):
+        _signal_group(identity.pid, signal.SIGKILL)
+        await _emptied(identity.pid)
+    return orphans(identity)
 
 
 def listens(port: int, leader: int) -> bool | None:

@@ -9,10 +9,39 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+import msgspec
 
 from autoscaler.adapters.processes import OwnProcess
+from autoscaler.errors import BadInput
 from autoscaler.model import Now, Replica, ReplicaState
+
+
+class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """`Run.row` as read back. `pid`: above 1, since a signal to group 0 or 1 would hit ourselves or all."""
+
+    pid: Annotated[int, msgspec.Meta(gt=1)]
+    start_ticks: int
+    boot_id: str
+    variant: str
+    version: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    device: str | None
+    log: str
+    path: str
+    standby: bool
+    started_epoch_s: float
+    ready_epoch_s: float | None
+    draining_epoch_s: float | None
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> Self:
+        """Raises `BadInput` naming the first field that is missing or cannot be."""
+        try:
+            return msgspec.convert(row, cls)
+        except msgspec.ValidationError as error:
+            raise BadInput(str(error)) from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,22 +109,22 @@ class Run:
         }
 
     @classmethod
-    def from_row(cls, name: str, policy: str, row: Mapping[str, Any], process: OwnProcess, now: Now) -> Self:
+    def from_row(cls, name: str, policy: str, row: SavedRun, process: OwnProcess, now: Now) -> Self:
         """A replica that an earlier controller started. Its moments are put on this process's clocks."""
         return cls(
             id=name,
             policy=policy,
-            variant=row["variant"],
-            version=row["version"],
+            variant=row.variant,
+            version=row.version,
             process=process,
-            port=row["port"],
-            device=row["device"],
-            log=Path(row["log"]),
-            path=row["path"],
-            standby=row["standby"],
-            started=_at(row["started_epoch_s"], now),
-            ready=None if row["ready_epoch_s"] is None else _at(row["ready_epoch_s"], now),
-            draining=None if row["draining_epoch_s"] is None else _at(row["draining_epoch_s"], now),
+            port=row.port,
+            device=row.device,
+            log=Path(row.log),
+            path=row.path,
+            standby=row.standby,
+            started=_at(row.started_epoch_s, now),
+            ready=None if row.ready_epoch_s is None else _at(row.ready_epoch_s, now),
+            draining=None if row.draining_epoch_s is None else _at(row.draining_epoch_s, now),
         )
 
 

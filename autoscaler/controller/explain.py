@@ -9,17 +9,26 @@ from typing import Any
 from autoscaler.model import DecisionRecord
 from autoscaler.settings import DEFAULT_LAW
 
+SILENT_TICKS = 3
+"""As many missed ticks as make a load report stale."""
+
 Row = Mapping[str, Any]
 
 
-def explanation(record: DecisionRecord, newest: DecisionRecord) -> str:
-    """`record`: the newest one kept in full; `newest`: the newest of all, which confirms it with numbers only."""
+def explanation(
+    record: DecisionRecord, newest: DecisionRecord, asked_epoch_s: float | None = None, *, past: bool = False
+) -> str:
+    """`record`: the newest one kept in full; `newest`: the newest of all, which confirms it with numbers only.
+    `asked_epoch_s`: the moment it is asked for, now or (`past`) an earlier one; None = do not say how old it is.
+    """
     decision, inputs = record.decision, record.inputs or {}
+    clock = datetime.fromtimestamp(record.epoch_s, UTC).strftime("%H:%M:%S")
+    then = f" at the time of the decision ({clock})"
     blocks = [
-        _headline(record, newest),
-        _seen(inputs),
+        "\n".join([_headline(record, newest), *_silence(inputs, newest, asked_epoch_s, past)]),
+        _seen(inputs, then),
         _expected(inputs.get("forecast")),
-        _there(inputs),
+        _there(inputs, then),
         _steps(decision),
         _change(decision, inputs),
         _done(record, inputs),
@@ -30,7 +39,7 @@ def explanation(record: DecisionRecord, newest: DecisionRecord) -> str:
 def _headline(record: DecisionRecord, newest: DecisionRecord) -> str:
     decision, inputs = record.decision, record.inputs or {}
     standby = decision.get("standby")
-    wanted = f"{decision['desired']} replicas" + (f" and {standby} standby" if standby else "")
+    wanted = _replicas(decision["desired"]) + (f" and {standby} standby" if standby else "")
     lines = [
         f"{record.policy}: {wanted}, decided {_moment(record.epoch_s)} by {inputs.get('law', 'an unknown law')}",
         f"  {decision.get('reason', '')}",
@@ -49,7 +58,20 @@ def _headline(record: DecisionRecord, newest: DecisionRecord) -> str:
     return "\n".join(lines)
 
 
-def _seen(inputs: Mapping[str, Any]) -> str:
+def _silence(inputs: Row, newest: DecisionRecord, asked_epoch_s: float | None, past: bool) -> list[str]:
+    """A line when a controller that runs would have said something since."""
+    if asked_epoch_s is None or "tick_s" not in inputs:
+        return []
+    silent_s = asked_epoch_s - newest.epoch_s
+    if silent_s <= SILENT_TICKS * inputs["tick_s"]:
+        return []
+    if past:
+        when = f"for {silent_s:.0f} s by then; it may not have been running"
+        return [f"  the controller had not confirmed this {when}"]
+    return [f"  the controller has not confirmed this for {silent_s:.0f} s; it may not be running"]
+
+
+def _seen(inputs: Mapping[str, Any], then: str) -> str:
     rows = (
         ("arrivals", "arrivals_per_s", "requests/s"),
         ("arrivals, panic window", "panic_per_s", "requests/s"),
@@ -60,7 +82,7 @@ def _seen(inputs: Mapping[str, Any]) -> str:
     )
     lines = [f"  {title:<24}{_number(inputs.get(key))} {unit}" for title, key, unit in rows]
     lines += [f"  not known: {gap}" for gap in inputs.get("gaps", ())]
-    return "\n".join(["load", *lines])
+    return "\n".join([f"load{then}", *lines])
 
 
 def _expected(forecast: Any) -> str:
@@ -77,7 +99,7 @@ def _expected(forecast: Any) -> str:
     return "\n".join(lines)
 
 
-def _there(inputs: Mapping[str, Any]) -> str:
+def _there(inputs: Mapping[str, Any], then: str) -> str:
     counts = inputs.get("counts") or {}
     lines = ["  " + ", ".join(f"{number} {state}" for state, number in counts.items())] if counts else []
     for replica in inputs.get("starting", ()):
@@ -86,9 +108,9 @@ def _there(inputs: Mapping[str, Any]) -> str:
     for variant in inputs.get("variants", ()):
         measured = f"{variant['start_samples']} measured" if variant["start_samples"] else "the policy's prior"
         p50, p90 = _number(variant["start_p50_s"]), _number(variant["start_p90_s"])
-        bounds = f"{variant['min']} to {variant['max']} replicas of {_number(variant['capacity'])} units"
+        bounds = f"{variant['min']} to {_replicas(variant['max'])} of {_number(variant['capacity'])} units"
         lines.append(f"  {variant['name']}: {bounds}, start time P50 {p50} s, P90 {p90} s ({measured})")
-    return "\n".join(["replicas", *lines]) if lines else ""
+    return "\n".join([f"replicas{then}", *lines]) if lines else ""
 
 
 def _steps(decision: Row) -> str:
@@ -126,6 +148,10 @@ def _done(record: DecisionRecord, inputs: Mapping[str, Any]) -> str:
     for row in inputs.get("conditions", ()):
         lines.append(f"  {row['type']} {row['status']} ({row['reason']}): {row['message']}")
     return "\n".join(["commands and conditions", *lines]) if lines else ""
+
+
+def _replicas(count: object) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _moment(epoch_s: float) -> str:

@@ -140,9 +140,11 @@ class SqliteHistory:
             row = self._db.execute(
                 "SELECT body FROM series_block WHERE series = ? AND grid = ? AND hour = ?", key
             ).fetchone()
-            block = (
-                np.full(steps, np.nan, dtype=np.float32) if row is None else np.frombuffer(row[0], dtype="<f4").copy()
-            )
+            block = np.full(steps, np.nan, dtype=np.float32)
+            if row is not None and isinstance(row[0], bytes) and len(row[0]) == block.nbytes:
+                block = np.frombuffer(row[0], dtype="<f4").copy()
+            elif row is not None:
+                log.error("damaged hour of load taken for a gap", series=key[0], file=str(self.file), hour=key[2])
             self._blocks[key] = block
         return block
 
@@ -212,10 +214,16 @@ class SqliteHistory:
         self._pending.append(("DELETE FROM replica WHERE id = ?", (replica,)))
 
     def saved_replicas(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """(id, policy, row) of each replica remembered, oldest first."""
+        """(id, policy, row) of each replica remembered, oldest first; a row that is no JSON object is logged and left out."""
         self.flush()
-        rows = self._db.execute("SELECT id, policy, body FROM replica ORDER BY rowid")
-        return [(str(row[0]), str(row[1]), json.loads(row[2])) for row in rows]
+        found = []
+        for name, policy, text in self._db.execute("SELECT id, policy, body FROM replica ORDER BY rowid"):
+            body = _document(text)
+            if body is None:
+                log.error("damaged replica passed over", replica=name, file=str(self.file), table="replica")
+            else:
+                found.append((str(name), str(policy), body))
+        return found
 
     # ---- decisions
 
@@ -230,23 +238,26 @@ class SqliteHistory:
     def last_decision(
         self, policy: str | None, before_epoch_s: float | None = None, *, complete: bool = False
     ) -> DecisionRecord | None:
-        """The newest record (of one policy, at or before a moment, only those with inputs), None when there is none."""
+        """The newest record (of one policy, at or before a moment, only those with inputs), None when there is none.
+        Damaged rows are logged and passed over.
+        """
         self.flush()
-        found = self._db.execute(
-            "SELECT policy, epoch_s, body FROM decision WHERE (? IS NULL OR policy = ?) AND (? IS NULL OR epoch_s <= ?)"
-            " AND complete >= ? ORDER BY epoch_s DESC, id DESC LIMIT 1",
-            (policy, policy, before_epoch_s, before_epoch_s, int(complete)),
-        ).fetchone()
-        if found is None:
-            return None
-        body = json.loads(found[2])
-        return DecisionRecord(
-            policy=found[0],
-            epoch_s=found[1],
-            decision=body["decision"],
-            inputs=body["inputs"],
-            commands=tuple(body["commands"]),
-        )
+        damaged, batch, found = 0, 1, None
+        while found is None:
+            rows = self._db.execute(
+                "SELECT policy, epoch_s, body FROM decision WHERE (? IS NULL OR policy = ?)"
+                " AND (? IS NULL OR epoch_s <= ?) AND complete >= ? ORDER BY epoch_s DESC, id DESC LIMIT ? OFFSET ?",
+                (policy, policy, before_epoch_s, before_epoch_s, int(complete), batch, damaged),
+            ).fetchall()
+            read = [_decision(*row) for row in rows]
+            found = next((record for record in read if record is not None), None)
+            damaged += len(read) if found is None else read.index(found)
+            if len(rows) < batch:
+                break
+            batch *= 10  # one is enough but for damaged ones: a week has 600,000
+        if damaged:
+            log.error("damaged decisions passed over", rows=damaged, file=str(self.file), table="decision")
+        return found
 
     def policies(self) -> list[str]:
         """Names of all policies that have a decision."""
@@ -324,3 +335,23 @@ class SqliteHistory:
 
 def _steps_per_block(step_s: float) -> int:
     return max(1, round(BLOCK_S / step_s))
+
+
+def _document(text: str | bytes) -> dict[str, Any] | None:
+    """A row's JSON object, None when it is damaged."""
+    try:
+        found = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _decision(policy: str, epoch_s: float, text: str | bytes) -> DecisionRecord | None:
+    """A row of the journal, None when it is damaged."""
+    body = _document(text) or {}
+    decision, inputs, commands = (body.get(key) for key in ("decision", "inputs", "commands"))
+    if not isinstance(decision, dict) or not isinstance(decision.get("desired"), int):
+        return None
+    if not isinstance(commands, list) or not isinstance(inputs, dict | None) or not isinstance(epoch_s, float):
+        return None
+    return DecisionRecord(policy=policy, epoch_s=epoch_s, decision=decision, inputs=inputs, commands=tuple(commands))

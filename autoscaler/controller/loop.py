@@ -27,12 +27,14 @@ from autoscaler.model import (
     Decision,
     Now,
     Replica,
+    ReplicaState,
     Sample,
     StartTime,
 )
 from autoscaler.observe.observation import Windows, fold
 from autoscaler.policy import ScalingPolicy
 from autoscaler.ports import ForecastSource, History, Law, LoadSource, ReplicaTarget, RouterLink
+from autoscaler.settings import DEFAULT_LAW
 
 RECORD_EVERY_S = 60.0
 """An unchanged decision is kept in full this often."""
@@ -99,11 +101,11 @@ class World:
 class ControlLoop:
     """The loop of one policy under one law. Raises `AssertionError` on bugs; the caller backs this policy off then."""
 
-    def __init__(self, policy: ScalingPolicy, world: World, law: Law, law_name: str = "tidegate") -> None:
+    def __init__(self, policy: ScalingPolicy, world: World, law: Law, law_name: str = DEFAULT_LAW) -> None:
         self.policy = policy
         self._world = world
         self._law = law
-        self._law_name = law_name
+        self.law_name = law_name
         self._actuator = Actuator(world.target)
         self._windows = Windows()
         self._state = DeciderState()
@@ -152,7 +154,7 @@ class ControlLoop:
         after = await self._publish(now)
         tick = Tick(
             policy=policy,
-            law=self._law_name,
+            law=self.law_name,
             at=now,
             sample=sample,
             observation=observation,
@@ -163,6 +165,7 @@ class ControlLoop:
             conditions=(
                 *conditions(policy, decision, observation, forecast),
                 *_refused(applied),
+                *_unhealthy(sample, after),
                 *_routers_missing(world.board.unacknowledged()),
             ),
             held=held,
@@ -201,7 +204,9 @@ class ControlLoop:
     def _record(self, tick: Tick) -> None:
         """In full when it changed or a minute has passed, else the numbers."""
         decision = tick.decision
-        said = (decision.desired, decision.targets, decision.bound_by, decision.valid, tick.held, bool(tick.applied))
+        unhealthy = [condition.message for condition in tick.conditions if condition.type == "ReplicasUnhealthy"]
+        acted = bool(tick.applied)
+        said = (decision.desired, decision.targets, decision.bound_by, decision.valid, tick.held, acted, *unhealthy)
         complete = said != self._recorded or tick.at.monotonic_s - self._recorded_s >= RECORD_EVERY_S
         if complete:
             self._recorded, self._recorded_s = said, tick.at.monotonic_s
@@ -231,6 +236,16 @@ def _refused(applied: Sequence[Applied]) -> tuple[Condition, ...]:
     if not details:
         return ()
     return (Condition(type="CommandsFailed", status="True", reason="Refused", message="; ".join(details)),)
+
+
+def _unhealthy(sample: Sample | None, replicas: Sequence[Replica]) -> tuple[Condition, ...]:
+    """A condition for replicas that are ready by their process and useless to the traffic, such as frozen ones."""
+    ejected = () if sample is None else sample.unhealthy
+    names = [replica.id for replica in replicas if replica.state is ReplicaState.READY and replica.id in ejected]
+    if not names:
+        return ()
+    message = f"{', '.join(names)}: ejected by every router, yet counted as ready; this version does not replace them"
+    return (Condition(type="ReplicasUnhealthy", status="True", reason="Ejected", message=message),)
 
 
 def _routers_missing(unacknowledged: Mapping[str, str]) -> tuple[Condition, ...]:

@@ -1,7 +1,7 @@
 """All loops of one controller: when each ticks, what happens when one fails, and how it ends.
 
-Each policy ticks by its own period, and at once when something cannot wait (a router says so, a replica became ready
-or died), but never twice within 0.2 s. A tick that fails is logged and backs off that policy alone: 1 s, doubled up
+Each policy ticks by its own period, and under our own law at once when something cannot wait (a router says so, a
+replica became ready or died), but never twice within 0.2 s. A tick that fails is logged and backs off that policy alone: 1 s, doubled up
 to 60 s. After each tick the history is committed, off the loop. At the end every replica is drained, with a short
 bound, before it is stopped; a second signal skips the waiting.
 """
@@ -20,6 +20,7 @@ from autoscaler.controller.loop import ControlLoop
 from autoscaler.controller.standing import outcome
 from autoscaler.controller.tick import Tick
 from autoscaler.model import Now
+from autoscaler.settings import DEFAULT_LAW
 
 TICKS_APART_S = 0.2
 BACKOFF_FIRST_S = 1.0
@@ -73,16 +74,20 @@ class Manager:
         self._pruned_s = float("-inf")
 
     def wake(self) -> None:
-        """Tick soon: something cannot wait for the period."""
+        """Tick soon: something cannot wait for the period. Loops under another law than ours keep to theirs: they are
+        compared as they are, and an HPA syncs by its period alone.
+        """
         for turn in self._turns:
-            turn.wake.set()
+            if turn.loop.law_name == DEFAULT_LAW:
+                turn.wake.set()
 
     def stop(self) -> None:
         """End. A second call skips the drain."""
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
-        self.wake()
+        for turn in self._turns:
+            turn.wake.set()
 
     @property
     def hurried(self) -> bool:

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-
-import structlog
 
 from autoscaler.adapters.launch import check_launches
 from autoscaler.adapters.local import LocalReplicas
@@ -21,6 +18,7 @@ from autoscaler.controller.history import SqliteHistory
 from autoscaler.controller.loop import Board, ControlLoop, World
 from autoscaler.controller.manager import Manager
 from autoscaler.controller.standing import kept_running
+from autoscaler.controller.stderr_log import log_to_stderr
 from autoscaler.controller.web.app import Desk, serve
 from autoscaler.model import Now, StartTime
 from autoscaler.policy import ScalingPolicy
@@ -33,21 +31,8 @@ def read_clock() -> Now:
     return Now(monotonic_s=asyncio.get_running_loop().time(), epoch_s=datetime.now(UTC).timestamp())
 
 
-def log_to_stderr() -> None:
-    """JSON lines on stderr; stdout is for the ready line."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(default=str),
-        ],
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
-    )
-
-
 def run(settings: ControllerSettings, policies: Sequence[ScalingPolicy], law: Law) -> int:
-    """Serve until SIGTERM or SIGINT; 0 then. Raises `BadInput` when it cannot start as asked."""
+    """Serve until SIGTERM, SIGINT or SIGHUP; 0 then. Raises `BadInput` when it cannot start as asked."""
     check_launches(policies)
     asyncio.run(_serve(settings, policies, law))
     return 0
@@ -106,5 +91,7 @@ def _end_on_signals(manager: Manager, target: LocalReplicas) -> None:
             target.kill()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # started under nohup: it is meant to outlive its terminal
         loop.add_signal_handler(number, end)

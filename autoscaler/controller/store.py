@@ -43,6 +43,8 @@ COMMIT;
 """
 
 
+_REPAIR = "repair the row, or move the file away to start a new history"
+
 _MIGRATIONS = {1: "UPDATE replica SET body = json_set(body, '$.draining_epoch_s', NULL);"}
 """From a version to the one after it."""
 
@@ -102,7 +104,7 @@ def opened(file: Path, read_only: bool) -> sqlite3.Connection:
         if not read_only:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
-        version = _version(db)
+        version = _version(db, file)
         if version == 0 and not read_only:
             db.executescript(_SCHEMA)
         elif not read_only:
@@ -110,10 +112,16 @@ def opened(file: Path, read_only: bool) -> sqlite3.Connection:
                 db.executescript(
                     f"BEGIN; {_MIGRATIONS[step]} UPDATE meta SET value = '{step + 1}' WHERE key = 'schema'; COMMIT;"
                 )
+        if not read_only and version <= SCHEMA_VERSION:
+            _check_counters(db, file)
     except sqlite3.Error as error:
         if db is not None:
             db.close()
         raise BadInput(f"{file}: cannot be used as a history ({error}); move it away to start a new one") from error
+    except BadInput:
+        if db is not None:
+            db.close()
+        raise
     if version > SCHEMA_VERSION or (read_only and version == 0):
         db.close()
         raise BadInput(
@@ -122,8 +130,17 @@ def opened(file: Path, read_only: bool) -> sqlite3.Connection:
     return db
 
 
-def _version(db: sqlite3.Connection) -> int:
+def _version(db: sqlite3.Connection, file: Path) -> int:
     if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'meta'").fetchone() is None:
         return 0
     row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    if row and not str(row[0]).isdecimal():
+        raise BadInput(f"{file}: table meta: schema is {row[0]!r}, must be a whole number; {_REPAIR}")
     return int(row[0]) if row else 0
+
+
+def _check_counters(db: sqlite3.Connection, file: Path) -> None:
+    """Numbers that were given must never be given again, so one that cannot be read is not begun anew in silence."""
+    bad = db.execute("SELECT name, value FROM counter WHERE typeof(value) != 'integer'").fetchone()
+    if bad is not None:
+        raise BadInput(f"{file}: table counter: {bad[0]} is {bad[1]!r}, must be a whole number; {_REPAIR}")

@@ -97,6 +97,7 @@ class Tick:
         return {
             "mode": self.policy.spec.mode,
             "law": self.law,
+            "tick_s": self.policy.tick_s,
             "held": self.held,
             "arrivals_per_s": seen.stable_per_s,
             "panic_per_s": seen.panic_per_s,

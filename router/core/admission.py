@@ -3,7 +3,9 @@ in.
 
 Bounds: how many wait, how many bytes they hold, how long one may wait. A client that leaves is only marked: its place
 in the line is dropped when it comes to the head, so leaving is O(1) and the counts are right at once. The line itself
-never holds more than twice its bound: marked places are swept when they are the majority.
+never holds more than twice its bound: marked places are swept when they are the majority. Each wait is filed in a
+histogram when it ends, by an endpoint, a refusal or the client's departure; a request that waits again after a failed
+attempt files the second wait by itself.
 
 | what happened                                        | answer                                                 |
 |------------------------------------------------------|--------------------------------------------------------|
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from router.core.meter import Buckets
 from router.core.refusals import Refusal, whole_seconds
 from router.core.requests import Request
 from router.model import QueueBounds
@@ -25,13 +28,15 @@ from router.model import QueueBounds
 class Queue:
     """Requests of one model that wait for a slot, oldest first.
 
-    `count`, `bytes` and `tokens` are of those that still wait; `retried` counts those among them that an endpoint failed.
+    `count`, `bytes` and `tokens` are of those that still wait; `retried` counts those among them that an endpoint failed;
+    `waits`: where the time of each wait is filed.
     """
 
-    __slots__ = ("bounds", "bytes", "count", "line", "retried", "tokens")
+    __slots__ = ("bounds", "bytes", "count", "line", "retried", "tokens", "waits")
 
-    def __init__(self, bounds: QueueBounds) -> None:
+    def __init__(self, bounds: QueueBounds, waits: Buckets) -> None:
         self.bounds = bounds
+        self.waits = waits
         self.line: deque[Request] = deque()
         self.count = 0
         self.bytes = 0
@@ -44,26 +49,28 @@ class Queue:
 
     def put(self, request: Request, now: float) -> None:
         """To the end of the line."""
+        request.queued_at = now
         self.line.append(request)
-        self._enter(request, now)
+        self._enter(request)
 
     def put_back(self, request: Request, now: float) -> None:
         """To the head of the line: it was let in before."""
-        self.line.appendleft(request)
-        self._enter(request, now)
-
-    def _enter(self, request: Request, now: float) -> None:
-        request.queued = True
         request.queued_at = now
+        self.line.appendleft(request)
+        self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        request.queued = True
         self.count += 1
         self.bytes += request.size
         self.tokens += request.tokens
         if request.tried:
             self.retried += 1
 
-    def discard(self, request: Request) -> None:
+    def discard(self, request: Request, now: float) -> None:
         """It left; its place in the line is dropped later."""
         self._leave(request)
+        self._file_wait(request, now)
         if len(self.line) > 32 and self.count * 2 < len(self.line):
             self.line = deque(waiting for waiting in self.line if waiting.queued)
 
@@ -85,11 +92,27 @@ class Queue:
         return None
 
     def take(self, now: float) -> Request:
-        """Remove the head that `head()` gave and add its wait to it."""
+        """Remove the head that `head()` gave: its wait is over."""
         request = self.line.popleft()
         self._leave(request)
-        request.waited_s += now - request.queued_at
+        self._file_wait(request, now)
         return request
+
+    def _file_wait(self, request: Request, now: float) -> None:
+        wait_s = now - request.queued_at
+        request.waited_s += wait_s
+        self.waits.observe(wait_s)
+
+    def set_aside(self) -> Request:
+        """Step over the head that `head()` gave: others may be served before it. It waits on, `restore` must follow."""
+        request = self.line.popleft()
+        self._leave(request)
+        return request
+
+    def restore(self, request: Request) -> None:
+        """Back to the head after `set_aside`."""
+        self.line.appendleft(request)
+        self._enter(request)
 
     def deadline(self) -> float | None:
         """When the head must be evicted: the bound in force counts from its arrival, so the head is always the first

@@ -1,10 +1,11 @@
 """All mutable routing state of one router: events in, effects out, one synchronous owner.
 
 An event is a method call that carries `now`; the core reads no clock. What an event causes to *other* requests than
-its own is an effect: `started` (requests that got an endpoint and are to be sent to it) and `refused` (requests that
-waited and will not be served). The shell takes both with `effects()` after each event of its own; events of the admin
-side (`apply`, `probed`) call `on_effects` when they leave some. Two rules hold after every event: a request is sent
-only to a routable endpoint below its limit, and a queue is not empty while a routable endpoint has room.
+its own is an effect: a request that waited got an endpoint and is to be sent to it, or will not be served and is to be
+refused. `effects` holds them in order, and the shell takes them one by one after each event of its own; events of the
+admin side (`apply`, `probed`) call `on_effects` when they leave some, and what happens before the shell's turn counts:
+a request whose client leaves meanwhile is no effect any more. Two rules hold after every event: a request is sent only
+to a routable endpoint below its limit, and a queue is not empty while a routable endpoint has room.
 
 One request: `arrived` -> (Endpoint | QUEUED | Refusal); then `finished`, `failed` or `left` exactly once per attempt.
 
@@ -18,6 +19,7 @@ One request: `arrived` -> (Endpoint | QUEUED | Refusal); then `finished`, `faile
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Literal
 
@@ -45,7 +47,8 @@ class Dispatcher:
 
     For the shell and the admin side: `endpoints` by id, `names` (model names and aliases -> Model), `accepting`
     (False = /ready says 503, requests are still served), `seq` (grows on each wake-worthy event, `on_wake` is then
-    called), `on_effects`.
+    called), `on_effects`, `effects` (request -> its refusal, None = send it to its `endpoint`), `refused_by_code`
+    (refusals that no model in the tables accounts for: it was never one of them, or was removed).
     """
 
     def __init__(self, *, router: str, boot: str, random: Callable[[], float], now: float) -> None:
@@ -55,8 +58,8 @@ class Dispatcher:
         self.seq = 0
         self.on_wake: Callable[[], None] = _nothing
         self.on_effects: Callable[[], None] = _nothing
-        self.started: list[Request] = []
-        self.refused: list[tuple[Request, Refusal]] = []
+        self.effects: OrderedDict[Request, Refusal | None] = OrderedDict()
+        self.refused_by_code: dict[str, int] = {}
         self._random = random
         self._tables = Tables()
         self.endpoints = self._tables.endpoints
@@ -76,7 +79,7 @@ class Dispatcher:
         model = self._only if asked is None else self.names.get(asked)
         request.arrived_at = now
         if model is None:
-            return refusals.no_model(asked, sorted(self._tables.models))
+            return self.count_refusal(refusals.no_model(asked, sorted(self._tables.models)))
         request.model = model
         meter = model.meter
         meter.arrived_now += 1
@@ -140,18 +143,18 @@ class Dispatcher:
         request.model.meter.replays += 1
 
     def left(self, request: Request, now: float) -> None:
-        """The client is gone: out of the queue, or its slot freed. Does nothing for a request that has ended."""
+        """The client is gone: out of the queue or the effects, its slot freed. Nothing for a request that has ended."""
+        self.effects.pop(request, None)
         if request.endpoint is not None:
             self.finished(request, CLIENT_GONE, now)
         elif request.queued:
-            request.model.queue.discard(request)
+            request.model.queue.discard(request, now)
             request.model.meter.outcomes[CLIENT_GONE] += 1
 
-    def effects(self) -> tuple[list[Request], list[tuple[Request, Refusal]]]:
-        """Take what earlier events caused: (requests to send to their `endpoint`, requests to refuse)."""
-        started, refused = self.started, self.refused
-        self.started, self.refused = [], []
-        return started, refused
+    def count_refusal(self, refusal: Refusal) -> Refusal:
+        """File a refusal that no model accounts for; the shell's own, before a model is known, are among them."""
+        self.refused_by_code[refusal.code] = self.refused_by_code.get(refusal.code, 0) + 1
+        return refusal
 
     # ---- time
 
@@ -169,7 +172,7 @@ class Dispatcher:
                 eta_s, freed_per_s = model.eta_s(now), model.meter.served_per_s()
                 refusal = admission.evicted(model.queue, model.name, eta_s, freed_per_s)
                 model.meter.refuse(refusal.code)
-                self.refused.append((request, refusal))
+                self.effects[request] = refusal
                 deadline = model.queue.deadline()
 
     def next_deadline(self) -> float | None:
@@ -231,10 +234,10 @@ class Dispatcher:
         endpoint = self.endpoints.get(endpoint_id)
         if endpoint is None:
             return
-        before = endpoint.health
+        before, returns = endpoint.health, ok and endpoint.soft
         if health.probed(endpoint, ok, now):
             self._wake()
-        if endpoint.health != before:
+        if endpoint.health != before or returns:
             self._refresh(endpoint, now)
             self._after_admin()
 
@@ -296,17 +299,18 @@ class Dispatcher:
 
     def _judge(self, endpoint: Endpoint, request: Request, outcome: int, now: float) -> None:
         """What an outcome says about its endpoint; and the end of a drain or of an absent endpoint."""
-        before = endpoint.routable
+        before = endpoint.routable, endpoint.health
+        few = request.model.few_ready
         if outcome == SUCCESS:
             health.succeeded(endpoint)
-        elif SERVER_ERROR <= outcome < CLIENT_GONE and health.failed(endpoint, outcome, now):
+        elif SERVER_ERROR <= outcome < CLIENT_GONE and health.failed(endpoint, outcome, now, few=few(endpoint)):
             self._wake()
         if endpoint.probe is request:  # a probing request that proved nothing: another may try
             endpoint.probe = None
         endpoint.settle()
         self._tables.drop_if_gone(endpoint)
         self._tell_drained(endpoint)
-        if endpoint.routable != before:
+        if (endpoint.routable, endpoint.health) != before:
             request.model.refresh()
 
     def _refresh(self, endpoint: Endpoint, now: float) -> None:
@@ -351,19 +355,20 @@ class Dispatcher:
             if endpoint is not None:
                 queue.take(now)
                 self._bind(request, endpoint, now)
-                self.started.append(request)
+                self.effects[request] = None
             elif request.tried:
-                passed.append(queue.take(now))
+                passed.append(queue.set_aside())
             else:
                 break
         for request in reversed(passed):
-            queue.put_back(request, now)
+            queue.restore(request)
 
     def _dismiss(self, model: Model, now: float) -> None:
         """Its source removed the model: who waits is refused, who is in flight finishes."""
         while model.queue.head() is not None:
             request = model.queue.take(now)
-            self.refused.append((request, refusals.MODEL_REMOVED))
+            model.meter.refuse(refusals.MODEL_REMOVED.code)
+            self.effects[request] = self.count_refusal(refusals.MODEL_REMOVED)
         model.refresh()
 
     def _tell_drained(self, endpoint: Endpoint) -> None:
@@ -381,7 +386,7 @@ class Dispatcher:
         self.on_wake()
 
     def _after_admin(self) -> None:
-        if self.started or self.refused:
+        if self.effects:
             self.on_effects()
 
     def _roll(self, now: float) -> None:

@@ -9,12 +9,15 @@ Intent, told by the source (wire 2):
 
 Health, found out by this router (`core/health.py` makes the moves):
 
-| from      | probe ok | answer good | failures in a row, or no connection | back-off over            |
-|-----------|----------|-------------|-------------------------------------|--------------------------|
-| unknown   | ready    | ready       | ejected                             | -                        |
-| ready     | ready    | ready       | ejected                             | -                        |
-| ejected   | -        | -           | -                                   | half-open (one request)  |
-| half-open | -        | ready       | ejected, longer                     | -                        |
+| from      | probe ok | answer good | failures in a row, or no connection | server errors in a row   | back-off over           |
+|-----------|----------|-------------|-------------------------------------|--------------------------|-------------------------|
+| unknown   | ready    | ready       | ejected                             | -                        | -                       |
+| ready     | ready    | ready       | ejected                             | ejected, if not too few  | -                       |
+| ejected   | -        | -           | -                                   | -                        | half-open (one request) |
+| half-open | -        | ready       | ejected, longer                     | the same; ready, if so   | -                       |
+
+Too few = fewer than half of the model's endpoints (active and started) would be ready then. When that comes to pass
+later, those out for server errors alone (`soft`) are ready again at once, unless their active probe fails.
 
 Routable = intent active, not starting, not paused after a cut (0.1 s), and health ready, or half-open with its one
 probing request not yet out. A slot (`in_flight`) is held from the pick to the last byte or the client's departure. The
@@ -44,7 +47,7 @@ HALF_OPEN: Final = "half-open"
 SUCCESS: Final = 0  # answered below 400, to the last byte
 CLIENT_ERROR: Final = 1  # answered 4xx: neutral to health
 SATURATED: Final = 2  # answered 429 or 503: soft, neutral to health
-SERVER_ERROR: Final = 3  # answered another 5xx: a failure
+SERVER_ERROR: Final = 3  # answered another 5xx: a failure, but never reason enough to empty a pool
 UNREACHABLE: Final = 4  # no connection: a failure that ejects at once
 TIMEOUT: Final = 5  # no first byte, or none for too long in between: a failure
 CUT: Final = 6  # died or broke the protocol: a failure
@@ -80,8 +83,8 @@ def share_of(limit: int, share: float) -> int:
 
 
 class Endpoint:
-    """One replica in this router. `limit` is this router's share; `capacity` weighs the pick; `pool` is the shell's
-    own.
+    """One replica in this router. `limit` is this router's share; `capacity` weighs the pick; `failures`: failed
+    attempts in a row, `server_errors` of them answered; `soft`: out for server errors alone; `pool` is the shell's own.
     """
 
     __slots__ = (
@@ -108,6 +111,8 @@ class Endpoint:
         "probe_failures",
         "retry_at",
         "served_model",
+        "server_errors",
+        "soft",
         "source",
         "starting",
         "url",
@@ -125,6 +130,8 @@ class Endpoint:
         self.in_flight = 0
         self.counts = [0] * len(OUTCOMES)
         self.failures = 0
+        self.server_errors = 0
+        self.soft = False
         self.ejections = 0
         self.retry_at = 0.0
         self.paused_until = 0.0

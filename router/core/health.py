@@ -6,11 +6,24 @@ ejects at once: nothing was sent, the request goes elsewhere. After the back-off
 failing, one request may try. The active probe (`GET /health`) is no proof of health for an endpoint that fails
 requests (an engine that hangs may answer it for hours), so it turns only unknown into ready; when it fails it counts
 in its own row, and it keeps an ejected endpoint from risking a request.
+
+A server error is an answer, and may be the request's fault. So it ejects only while enough others are ready (`few`
+says whether they would not be, `Model.few_ready`):
+
+| what failed in a row                 | health    | few = False     | few = True            |
+|--------------------------------------|-----------|-----------------|-----------------------|
+| no connection                        | any       | ejected         | ejected               |
+| 3 cuts or time-outs                  | ready     | ejected         | ejected               |
+| a cut or time-out                    | half-open | ejected         | ejected               |
+| 3 failures, server errors among them | ready     | ejected, `soft` | stays ready           |
+| a server error                       | half-open | ejected, `soft` | ready: it does answer |
+
+A `soft` ejection ends at once when it comes to that later (`pardon`).
 """
 
 from __future__ import annotations
 
-from router.core.endpoints import CUT, EJECTED, HALF_OPEN, READY, UNKNOWN, UNREACHABLE, Endpoint
+from router.core.endpoints import CUT, EJECTED, HALF_OPEN, READY, SERVER_ERROR, UNKNOWN, UNREACHABLE, Endpoint
 
 EJECT_AFTER = 3
 BACK_OFF_S = 1.0
@@ -24,32 +37,61 @@ refused and the request goes elsewhere.
 
 def succeeded(endpoint: Endpoint) -> None:
     """A whole good answer. An ejected endpoint stays so: the answer is to a request older than its ejection."""
-    endpoint.failures = 0
     if endpoint.health in (HALF_OPEN, UNKNOWN):
-        endpoint.health = READY
+        admit(endpoint)
         endpoint.ejections = 0
-        endpoint.probe = None
+    endpoint.failures = endpoint.server_errors = 0
 
 
-def failed(endpoint: Endpoint, outcome: int, now: float) -> bool:
-    """A failed attempt (UNREACHABLE, TIMEOUT, CUT or SERVER_ERROR). True when it ejected the endpoint."""
+def failed(endpoint: Endpoint, outcome: int, now: float, *, few: bool) -> bool:
+    """A failed attempt (UNREACHABLE, TIMEOUT, CUT or SERVER_ERROR). `few`: without this endpoint too few would be
+    ready. True when it ejected the endpoint.
+    """
     endpoint.failures += 1
-    if outcome == CUT:
+    if outcome == SERVER_ERROR:
+        endpoint.server_errors += 1
+    elif outcome == CUT:
         endpoint.paused_until = now + PAUSE_S
+    certain = outcome == UNREACHABLE or endpoint.failures - endpoint.server_errors >= EJECT_AFTER
     if endpoint.health == EJECTED:
+        endpoint.soft = endpoint.soft and not certain
         return False
-    if outcome != UNREACHABLE and endpoint.health == READY and endpoint.failures < EJECT_AFTER:
+    if endpoint.health != READY:
+        certain = certain or outcome != SERVER_ERROR
+    elif not certain and endpoint.failures < EJECT_AFTER:
+        return False
+    if few and not certain:
+        admit(endpoint)
         return False
     eject(endpoint, now)
+    endpoint.soft = not certain
     return True
 
 
 def eject(endpoint: Endpoint, now: float) -> None:
     """Take it out of the pick until its back-off is over."""
     endpoint.health = EJECTED
+    endpoint.soft = False
     endpoint.probe = None
     endpoint.ejections += 1
     endpoint.retry_at = now + min(BACK_OFF_S * 2 ** min(endpoint.ejections - 1, 10), BACK_OFF_MAX_S)
+
+
+def admit(endpoint: Endpoint) -> None:
+    """It may be given requests."""
+    endpoint.health = READY
+    endpoint.soft = False
+    endpoint.probe = None
+
+
+def pardon(endpoint: Endpoint) -> None:
+    """Too few are ready: one that is out for server errors alone is let in again, unless it does not even answer its
+    active probe.
+    """
+    if endpoint.soft and not endpoint.probe_failures:
+        admit(endpoint)
+        endpoint.failures = endpoint.server_errors = 0
+        endpoint.settle()
 
 
 def probed(endpoint: Endpoint, ok: bool, now: float) -> bool:
@@ -84,5 +126,5 @@ def reopened(endpoint: Endpoint, now: float) -> bool:
         endpoint.retry_at = now + BACK_OFF_S
         return False
     endpoint.health = HALF_OPEN
-    endpoint.failures = 0
+    endpoint.failures = endpoint.server_errors = 0
     return True

@@ -3,16 +3,27 @@ budget.
 
 Plain mutable state that the dispatcher owns; requests hold a reference, so a model that its source removes lives
 until they end.
+
+An ejection for server errors alone holds only while enough endpoints are ready: engines answer malformed requests
+with 500 too (Triton does), so one client can make every endpoint look ill, and a pool that is ejected whole serves
+nobody. `few_ready` is that condition, asked before such an ejection (`core/health.py`) and at each `refresh`, which
+takes those back that it no longer allows.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+from router.core import health
 from router.core.admission import Queue
-from router.core.endpoints import Endpoint
+from router.core.endpoints import READY, Endpoint
 from router.core.meter import Meter
 from router.core.picking import Candidates
 from router.core.retries import RetryBudget
 from router.model import ModelIntent, ModelLoad, Timeouts
+
+READY_SHARE_KEPT: Final = 0.5
+"""Server errors alone never leave a smaller share of a model's endpoints ready. Of those that are active and started."""
 
 
 class Model:
@@ -44,7 +55,7 @@ class Model:
         self.in_flight = 0
         self.meter = Meter()
         self.budget = RetryBudget()
-        self.queue = Queue(intent.routing.queue)
+        self.queue = Queue(intent.routing.queue, self.meter.wait)
         self.waked_at: float | None = None
         self.tell(intent, source, now)
 
@@ -57,9 +68,20 @@ class Model:
         self.supply_at = now
 
     def refresh(self) -> None:
-        """Rebuild what the pick reads, after an endpoint came, went or changed its state."""
+        """Rebuild what the pick reads, after an endpoint came, went or changed its state; take those back that may no
+        longer be left out.
+        """
+        if any(endpoint.soft for endpoint in self.endpoints) and self.few_ready():
+            for endpoint in self.endpoints:
+                health.pardon(endpoint)
         self.candidates.rebuild(self.endpoints)
         self.existing = sum(endpoint.exists for endpoint in self.endpoints)
+
+    def few_ready(self, without: Endpoint | None = None) -> bool:
+        """Are fewer than `READY_SHARE_KEPT` of the endpoints that are to serve ready, not counting `without` as such."""
+        existing = [endpoint for endpoint in self.endpoints if endpoint.exists]
+        ready = sum(endpoint.health == READY for endpoint in existing if endpoint is not without)
+        return ready < READY_SHARE_KEPT * len(existing)
 
     def eta_s(self, now: float) -> float | None:
         """Seconds until the next replica is ready, as told and aged since; None when none was announced."""

@@ -69,9 +69,9 @@ class Tables:
         if endpoint.intent == ABSENT and not endpoint.in_flight:
             if self.endpoints.get(endpoint.id) is endpoint:
                 del self.endpoints[endpoint.id]
-            model = self.models.get(endpoint.model)
-            if model is not None and endpoint in model.endpoints:
-                model.endpoints.remove(endpoint)
+            for model in (self.models.get(endpoint.model), self.former.get(endpoint.model)):
+                if model is not None and endpoint in model.endpoints:
+                    model.endpoints.remove(endpoint)
 
     def _is_newer(self, table: IntentTable) -> bool:
         held = self.held.get(table.source)

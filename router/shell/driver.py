@@ -115,17 +115,21 @@ class Driver:
         return TIMEOUT if (plane.tick - upstream.stamp) * BEAT_S > bound_s else None
 
     def _end(self, client: Client) -> None:
-        """Act on a bound that passed."""
+        """Act on a bound that passed. A client that does not read is cut off: it would not read an answer either, and a
+        connection in order ends only when what was written has left.
+        """
         exchange = client.exchange
         upstream = exchange.upstream if exchange is not None else None
         outcome = self._late(upstream) if upstream is not None and client.stalled is None else None
         if client.state == BUSY and outcome is not None and upstream is not None:
             upstream.timed_out(outcome)
+        elif client.stalled is not None:
+            client.transport.abort()
         elif client.state == WAITING and client.receiving:
             client.refuse_head(BadHead(400, f"the head did not arrive within {self._plane.limits.head_s:g} s"))
         elif client.state == BODY:
             client.refuse_head(BadHead(400, f"the body made no progress for {self._plane.limits.body_s:g} s"))
         elif client.state == WAITING:
-            client.transport.close()
+            client.close()
         else:
             client.transport.abort()

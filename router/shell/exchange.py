@@ -22,7 +22,7 @@ NOT_QUEUED: Final = b"\r\nserver-timing: queue;dur=0.0\r\nx-request-id: "
 
 class Exchange(Request):
     """A request with its bytes. `id`: ours; `keep`: the client's connection outlives the answer; `since`: tick of
-    arrival; `reserved`: bytes it holds of the budget for large bodies; `replayed`: the keep-alive race was replayed
+    arrival; `reserved`: bytes of its body that count as held (`memory.py`); `replayed`: the keep-alive race was replayed
     once.
     """
 

@@ -1,8 +1,9 @@
 """Chunk framing, judged by llhttp only: a parser primed with a constant head sees nothing but the chunks.
 
 `Chunks` reads an engine's chunked answers, message after message on one connection; `ChunkedBody` reads one chunked
-request body. Both collect the body's pieces through a bound `list.append`, so no Python frame runs per chunk (feeding
-one event costs 0.09 us). llhttp stays dead after an error; the connection it belongs to is dropped then.
+request body. Both collect the body's pieces through a bound method of a list or a bytearray, so no Python frame runs per
+chunk (feeding one event costs 0.09 us). Request bodies are collected in one piece: a list of the smallest pieces would
+hold up to 17 times their bytes. llhttp stays dead after an error; the connection it belongs to is dropped then.
 """
 
 from __future__ import annotations
@@ -66,14 +67,16 @@ class Chunks:
 
 
 class ChunkedBody:
-    """One chunked request body, collected whole, at most `limit` bytes. Trailers and chunk extensions are dropped."""
+    """One chunked request body, collected whole in `store`, at most `limit` bytes. Trailers and chunk extensions are
+    dropped.
+    """
 
-    __slots__ = ("_feed", "ended", "limit", "on_body", "pieces", "size")
+    __slots__ = ("_feed", "ended", "limit", "on_body", "size", "store")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.pieces: list[bytes] = []
-        self.on_body = self.pieces.append
+        self.store = bytearray()
+        self.on_body = self.store.extend
         self.ended = False
         self.size = 0
         self._feed = httptools.HttpRequestParser(self).feed_data
@@ -108,18 +111,14 @@ class ChunkedBody:
             raise BadHead(400, "more bytes follow the chunked body")
         return True
 
-    def take(self) -> bytes:
-        """The whole body."""
-        return b"".join(self.pieces)
-
 
 class CountedBody:
-    """A body of known length that came in more than one read."""
+    """A body of known length that came in more than one read, collected in `store`."""
 
-    __slots__ = ("left", "pieces")
+    __slots__ = ("left", "store")
 
     def __init__(self, first: bytes, length: int) -> None:
-        self.pieces = [first]
+        self.store = bytearray(first)
         self.left = length - len(first)
 
     def feed(self, data: bytes) -> bytes | None:
@@ -127,13 +126,9 @@ class CountedBody:
         left = self.left - len(data)
         if left > 0:
             self.left = left
-            self.pieces.append(data)
+            self.store += data
             return None
-        self.pieces.append(data[: self.left])
+        self.store += data[: self.left]
         surplus = data[self.left :]
         self.left = 0
         return surplus
-
-    def take(self) -> bytes:
-        """The whole body."""
-        return b"".join(self.pieces)

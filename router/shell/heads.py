@@ -41,6 +41,7 @@ END: Final = b"\r\n\r\n"
 
 _request_line = re.compile(rb"(" + TOKEN + rb") (/[\x21-\x7e]*|\*) HTTP/1\.([01])").fullmatch
 _status_line = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*)?").fullmatch
+_said_id = re.compile(rb"\r\nx-request-id:[ \t]*([\x21-\x7e]{1,128})[ \t]*\r\n", re.IGNORECASE).search
 _verdict_on = LINES.__getitem__
 
 
@@ -135,6 +136,12 @@ def read_request(head: bytes) -> RequestHead:
         raise BadHead(400, "exactly one host header is needed")
     told.lines = _without(kept, dropped) if dropped else kept
     return told
+
+
+def client_id_in(head: bytes | bytearray) -> bytes | None:
+    """The x-request-id in a refused or unfinished head, read as leniently as it is used: only to be said back."""
+    match = _said_id(head)
+    return match[1] if match else None
 
 
 def _seldom(told: RequestHead, kind: int, value: Any) -> bool:

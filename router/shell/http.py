@@ -2,9 +2,10 @@
 
 `DataPlane` is what the server starts: it makes a protocol per client connection, keeps the counters, and is where
 both sides meet: a client hands it requests, an engine's connection tells it how they end, and what the dispatcher
-decides is carried out here. The parts: `client.py` (client connections), `exchange.py` (one request), `upstream.py`
-(engine connections), `lines.py`, `heads.py`, `framing.py`, `bodies.py`, `streams.py` (bytes), `answers.py` (own
-answers), `driver.py` (time).
+decides is carried out here, one waiting request after the other: a bug with one of them costs that one only. The
+parts: `client.py` (client connections), `exchange.py` (one request), `upstream.py` (engine connections), `lines.py`,
+`heads.py`, `framing.py`, `bodies.py`, `large_body.py`, `streams.py` (bytes), `memory.py` (bytes held), `answers.py`
+(own answers), `driver.py` (time).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from router.shell import answers
 from router.shell.client import BUSY, Client
 from router.shell.driver import IDLE_BEATS, Driver
 from router.shell.exchange import Exchange
+from router.shell.memory import BodyMemory
 from router.shell.upstream import Upstream
 
 
@@ -30,7 +32,9 @@ class Limits:
     body_bytes: int = 64 << 20
     """One request's body: 413 above."""
     bodies_total_bytes: int = 1 << 30
-    """All bodies of 512 KiB or more that are held at one moment: 503 above."""
+    """All request bodies held at one moment, of whatever size: 503 above. An unfinished head or pipelined requests
+    (64 KiB a connection) are not among them.
+    """
     connections: int = 20_000
     """Open client connections; further ones are closed at once."""
     head_s: float = 10.0
@@ -86,7 +90,7 @@ class DataPlane:
         self.pooled: set[Endpoint] = set()
         self.tick = 0
         self.minted = 0
-        self.reserved = 0
+        self.memory = BodyMemory(self.limits.bodies_total_bytes)
         self.driver = Driver(self)
         self._connects: set[asyncio.Task[None]] = set()
         dispatcher.on_effects = self._effects_soon
@@ -169,9 +173,9 @@ class DataPlane:
         exchange.upstream = None
         dispatcher = self.dispatcher
         dispatcher.finished(exchange, outcome, self.now())
-        if dispatcher.started:
-            self.apply_effects()
         exchange.client.done(exchange)
+        if dispatcher.effects:  # others come last: what goes wrong with them must not keep this one from its end
+            self.apply_effects()
 
     def refused(self, exchange: Exchange, outcome: int, refusal: Refusal) -> None:
         """The attempt failed, is not to be repeated, and nothing was forwarded yet."""
@@ -216,17 +220,23 @@ class DataPlane:
         self.apply_effects()
 
     def apply_effects(self) -> None:
-        """Carry out what the dispatcher decided about waiting requests."""
-        dispatcher = self.dispatcher
-        while dispatcher.started or dispatcher.refused:
-            started, refused = dispatcher.effects()
-            for request in started:
-                assert isinstance(request, Exchange)
-                assert request.endpoint is not None
-                self.send(request, request.endpoint)
-            for request, refusal in refused:
-                assert isinstance(request, Exchange)
-                request.client.refuse(request, refusal)
+        """Carry out what the dispatcher decided about waiting requests. An error of ours cuts off the request it happened
+        with and is raised; the others follow in the loop's next turn.
+        """
+        effects = self.dispatcher.effects
+        while effects:
+            exchange, refusal = effects.popitem(last=False)
+            assert isinstance(exchange, Exchange)
+            try:
+                if refusal is not None:
+                    exchange.client.refuse(exchange, refusal)
+                    continue
+                assert exchange.endpoint is not None, "started without an endpoint"
+                self.send(exchange, exchange.endpoint)
+            except BaseException as error:
+                exchange.client.failed(error)
+                self._effects_soon()
+                raise
 
     def _effects_soon(self) -> None:
         self.loop.call_soon(self.apply_effects)

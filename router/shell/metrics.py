@@ -26,7 +26,9 @@ from router.core.dispatcher import Dispatcher
 from router.core.endpoints import OUTCOMES, Endpoint
 from router.core.meter import Buckets
 from router.core.models import Model
+from router.core.refusals import MODEL_REMOVED
 from router.shell.http import Counters
+from router.shell.memory import BodyMemory
 
 PREFIX = "tidegate_router"
 
@@ -54,6 +56,8 @@ class Counting(Protocol):
     def counters(self) -> Counters: ...
     @property
     def clients(self) -> Sized: ...
+    @property
+    def memory(self) -> BodyMemory: ...
 
 
 class MetricsPage(Collector):
@@ -81,6 +85,7 @@ class MetricsPage(Collector):
         dispatcher.report(now)  # files the complete seconds, so that the page never lags behind the load report
         yield from self._process()
         yield from _models(dispatcher.model_states(), now)
+        yield _refused(dispatcher)
         yield from _endpoints(list(dispatcher.endpoints.values()), now)
 
     def _process(self) -> Iterator[Metric]:
@@ -101,14 +106,34 @@ class MetricsPage(Collector):
         yield GaugeMetricFamily(
             f"{PREFIX}_open_client_connections", "Client connections that are open", value=len(self._plane.clients)
         )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_body_bytes", "Bytes of request bodies that are held", value=self._plane.memory.held
+        )
+
+
+def _refused(dispatcher: Dispatcher) -> Metric:
+    """Refusals by model and code. No model = the request named none in the tables, or one that was removed while it
+    waited; a removed model is off the page, so those are filed there also when it comes back.
+    """
+    refused = CounterMetricFamily(
+        f"{PREFIX}_requests_refused",
+        "Requests refused or evicted, by code; no model: it is not in the tables",
+        labels=["model", "code"],
+    )
+    for code, count in sorted(dispatcher.refused_by_code.items()):
+        refused.add_metric(["", code], count)
+    for model in dispatcher.model_states():
+        for code, count in sorted(model.meter.refused.items()):
+            if code != MODEL_REMOVED.code:
+                refused.add_metric([model.name, code], count)
+    return refused
 
 
 def _models(models: Iterable[Model], now: float) -> Iterator[Metric]:
     """What was asked of each model, what became of it, and what waits."""
-    by_model, by_outcome, by_code = ["model"], ["model", "outcome"], ["model", "code"]
+    by_model, by_outcome = ["model"], ["model", "outcome"]
     arrived = CounterMetricFamily(f"{PREFIX}_requests", "Requests that arrived, refused ones too", labels=by_model)
     ended = CounterMetricFamily(f"{PREFIX}_requests_ended", "Requests that ended, by last outcome", labels=by_outcome)
-    refused = CounterMetricFamily(f"{PREFIX}_requests_refused", "Requests refused or evicted, by code", labels=by_code)
     retries = CounterMetricFamily(f"{PREFIX}_retries", "Attempts after the first", labels=by_model)
     replays = CounterMetricFamily(f"{PREFIX}_replays", "Requests sent again after a keep-alive race", labels=by_model)
     in_flight = GaugeMetricFamily(f"{PREFIX}_requests_in_flight", "Requests at an endpoint", labels=by_model)
@@ -124,7 +149,9 @@ def _models(models: Iterable[Model], now: float) -> Iterator[Metric]:
             f"{PREFIX}_inter_token_seconds", "Mean gap of events of a stream", labels=by_model
         ),
         "wait": HistogramMetricFamily(
-            f"{PREFIX}_queue_wait_seconds", "Time in the queue before an endpoint", labels=by_model
+            f"{PREFIX}_queue_wait_seconds",
+            "Time in the queue until an endpoint, a refusal or the client's departure",
+            labels=by_model,
         ),
     }
     for model in models:
@@ -132,8 +159,6 @@ def _models(models: Iterable[Model], now: float) -> Iterator[Metric]:
         arrived.add_metric(label, meter.asked_for())
         for outcome, count in zip(OUTCOMES, meter.outcomes, strict=True):
             ended.add_metric([model.name, outcome], count)
-        for code, count in sorted(meter.refused.items()):
-            refused.add_metric([model.name, code], count)
         retries.add_metric(label, meter.retries)
         replays.add_metric(label, meter.replays)
         in_flight.add_metric(label, model.in_flight)
@@ -144,7 +169,7 @@ def _models(models: Iterable[Model], now: float) -> Iterator[Metric]:
         for name, family in histograms.items():
             buckets: Buckets = getattr(meter, name)
             family.add_metric(label, _cumulative(buckets), buckets.sum)
-    yield from (arrived, ended, refused, retries, replays, in_flight, queued, queued_bytes, oldest, service)
+    yield from (arrived, ended, retries, replays, in_flight, queued, queued_bytes, oldest, service)
     yield from histograms.values()
 
 

@@ -102,10 +102,11 @@ def due(endpoints: Iterable[Probed], since: dict[str, float], last: dict[str, fl
 
 
 class Prober:
-    """Probes for as long as `run` is not cancelled; closes its session then."""
+    """Probes for as long as `run` is not cancelled; closes its session then. `timeout_s`: bound on one probe."""
 
-    def __init__(self, sink: ProbeSink) -> None:
+    def __init__(self, sink: ProbeSink, timeout_s: float = TIMEOUT_S) -> None:
         self._sink = sink
+        self._timeout_s = timeout_s
         self._since: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._running: set[str] = set()
@@ -114,7 +115,7 @@ class Prober:
     async def run(self) -> None:
         """Never returns; ends when cancelled, with no probe and no connection left."""
         connector = aiohttp.TCPConnector(limit=AT_ONCE_MAX, force_close=True)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
             while True:
                 self.start_due(group, session)
@@ -131,18 +132,18 @@ class Prober:
     async def _probe(self, endpoint: Probed, session: aiohttp.ClientSession) -> None:
         try:
             async with self._room:
-                ok = await answers(session, endpoint)
+                ok = await answers(session, endpoint, self._timeout_s)
         finally:
             self._running.discard(endpoint.id)
         if self._sink.endpoints.get(endpoint.id) is endpoint:  # it may have left the table, or come back as another
             self._sink.probed(endpoint.id, ok, asyncio.get_running_loop().time())
 
 
-async def answers(session: aiohttp.ClientSession, endpoint: Probed) -> bool:
-    """Whether the endpoint says that it is ready, within `TIMEOUT_S`."""
+async def answers(session: aiohttp.ClientSession, endpoint: Probed, timeout_s: float = TIMEOUT_S) -> bool:
+    """Whether the endpoint says that it is ready, within `timeout_s`."""
     path = HEALTH_PATHS.get(endpoint.engine)
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             if path is None:
                 _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
                 writer.transport.abort()  # nothing was sent, so nothing needs to be flushed

@@ -138,17 +138,18 @@ class ReadingSink(Protocol):
 
 
 class Scraper:
-    """Reads for as long as `run` is not cancelled; closes its session then."""
+    """Reads for as long as `run` is not cancelled; closes its session then. `timeout_s`: bound on one reading."""
 
-    def __init__(self, sink: ReadingSink) -> None:
+    def __init__(self, sink: ReadingSink, timeout_s: float = TIMEOUT_S) -> None:
         self._sink = sink
+        self._timeout_s = timeout_s
         self._room = asyncio.Semaphore(AT_ONCE_MAX)
         self._said: dict[str, str] = {}
 
     async def run(self) -> None:
         """Never returns; ends when cancelled, with nothing left open."""
         connector = aiohttp.TCPConnector(limit=AT_ONCE_MAX, keepalive_timeout=INTERVAL_S * 2)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             while True:
                 await self.round(session)
@@ -168,7 +169,7 @@ class Scraper:
     async def _read(self, endpoint: Scraped, session: aiohttp.ClientSession) -> None:
         names = NAMES[endpoint.engine]
         async with self._room:
-            page = await fetch(session, base_url(endpoint.host, endpoint.port) + "/metrics")
+            page = await fetch(session, base_url(endpoint.host, endpoint.port) + "/metrics", self._timeout_s)
         if isinstance(page, str):
             self._say(endpoint.id, page)
             return
@@ -189,10 +190,10 @@ class Scraper:
             log.info("engine metrics complete again", endpoint=endpoint_id)
 
 
-async def fetch(session: aiohttp.ClientSession, url: str) -> bytes | str:
+async def fetch(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bytes | str:
     """The page, or in words why there is none."""
     try:
-        async with asyncio.timeout(TIMEOUT_S), session.get(url, allow_redirects=False) as response:
+        async with asyncio.timeout(timeout_s), session.get(url, allow_redirects=False) as response:
             if response.status != 200:
                 return f"/metrics answered {response.status}"
             page = bytearray()
@@ -203,6 +204,6 @@ async def fetch(session: aiohttp.ClientSession, url: str) -> bytes | str:
                     return f"/metrics is longer than {PAGE_BYTES_MAX} bytes"
             return bytes(page)
     except TimeoutError:
-        return f"/metrics took longer than {TIMEOUT_S} s"
+        return f"/metrics took longer than {timeout_s:g} s"
     except (OSError, aiohttp.ClientError, ValueError) as error:
         return f"/metrics cannot be read: {type(error).__name__}"

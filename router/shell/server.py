@@ -209,12 +209,12 @@ class Server:
                     await self._hurried.wait()
 
 
-async def kept_running(name: str, side: Callable[[], Awaitable[None]]) -> None:
-    """Run a side task for ever: when it fails, say so and start it again. Only cancelling ends it."""
+async def kept_running(name: str, side: Callable[[], Awaitable[None]], restart_s: float = RESTART_S) -> None:
+    """Run a side task for ever: when it fails, say so and start it again after `restart_s`. Only cancelling ends it."""
     while True:
         (outcome,) = await asyncio.gather(side(), return_exceptions=True)
         log.error("side task failed; starting it again", task=name, exc_info=outcome or None)
-        await asyncio.sleep(RESTART_S)
+        await asyncio.sleep(restart_s)
 
 
 @asynccontextmanager

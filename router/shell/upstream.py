@@ -189,7 +189,10 @@ class Upstream(EngineConnection):
             text, exchange.keep = head.unchunked(), False
         tail = b"\r\n\r\n" if exchange.keep else b"\r\nconnection: close\r\n\r\n"
         first = b"".join((text, exchange.answer_fields(), tail))
-        exchange.body = b""  # no retry after this: a large body need not be kept
+        exchange.body = b""  # no retry after this: the body need not be kept
+        assert self.transport is not None, "answered without a connection"
+        if exchange.reserved and not self.transport.get_write_buffer_size():  # else the transport still holds it
+            plane.memory.give_up(exchange)
         events = head.events and head.chunked and status == 200
         if not events:
             self.first_at = plane.now()
@@ -298,7 +301,7 @@ class Upstream(EngineConnection):
             self.endpoint.pool.append(self)
         else:
             self.dead = True
-            self.transport.close()
+            self.transport.abort()  # not `close`: it waits for the rest to leave, which an engine may never read
         status = self._status
         plane.ended(exchange, SUCCESS if status < 400 else outcome_of(status))
 

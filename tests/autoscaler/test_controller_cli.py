@@ -61,6 +61,30 @@ def test_bad_files(
     assert message in refused([*words, "-f", written(tmp_path, document)], capsys)
 
 
+HOST_FILES = {
+    "a program": with_command("no-such-program", "{port}"),
+    "devices": policy_document(
+        [variant_document(process={"command": ["{python}", "{port}", "{device}"], "devices": "auto"})]
+    ),
+}
+
+
+@pytest.mark.parametrize("document", HOST_FILES.values(), ids=HOST_FILES)
+def test_what_depends_on_the_machine_can_be_left_out(
+    tmp_path: Path, document: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no driver either
+    file = written(tmp_path, document)
+    assert refused(["validate", "-f", file], capsys).endswith("on this machine; --no-host-checks skips this\n")
+    assert "--no-host-checks" not in refused(["controller", "--local", "-f", file], capsys)
+    assert main(["validate", "-f", file, "--no-host-checks"]) == 0
+
+
+def test_placeholders_are_no_matter_of_the_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, with_command("{python}", "{port}", "{gpu}"))
+    assert "unknown placeholder {gpu}" in refused(["validate", "-f", file, "--no-host-checks"], capsys)
+
+
 def test_validate_lists_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, policy_document([variant_document(capacity=-3)], mode="Fast"))
     assert main(["validate", "-f", file]) == 2

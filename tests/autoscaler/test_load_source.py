@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from autoscaler.adapters.load_cursor import LoadMerger
-from autoscaler.wires import ModelLoadWire, ReportWire, TotalWire
+from autoscaler.wires import EndpointLoadWire, ModelLoadWire, ReportWire, TotalWire
 from tests.builders import at
 
 A, B = "http://a", "http://b"
@@ -148,3 +149,27 @@ def test_shed_requests_are_counted_with_their_seconds() -> None:
     sample = merger.merge("p", "m", {A: report(3, [1, 5, 6], shed=[1, 2, 3])}, at(2))
     assert sample is not None
     assert (sample.arrivals, sample.shed) == ((5, 6), 5)
+
+
+def seen(*healths: str, **others: str) -> ReportWire:
+    """A report of endpoints e0, e1, ... with these healths."""
+    found = {f"e{number}": health for number, health in enumerate(healths)} | others
+    rows = {name: EndpointLoadWire(intent="active", health=h, in_flight=0, limit=1) for name, h in found.items()}
+    return msgspec.structs.replace(report(1, [1]), endpoints=rows)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "unhealthy"),
+    [
+        (seen("ready", "ejected", "ejected"), seen("ready", "ready", "ejected"), ("e2",)),
+        (seen("half-open"), seen("ejected"), ("e0",)),
+        (seen("unknown"), seen("ejected"), ()),
+        (seen("ejected"), seen(), ()),
+        (seen("ejected"), None, ()),
+    ],
+    ids=["all routers", "on trial is not back", "not tried yet", "one does not have it", "one says nothing"],
+)
+def test_what_every_router_has_ejected(a: ReportWire, b: ReportWire | None, unhealthy: tuple[str, ...]) -> None:
+    sample = LoadMerger([A, B]).merge("p", "m", {A: a, B: b}, at(0))
+    assert sample is not None
+    assert sample.unhealthy == unhealthy

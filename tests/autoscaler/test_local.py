@@ -8,92 +8,28 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from autoscaler.adapters.local import LocalReplicas
 from autoscaler.adapters.logs import tidy
-from autoscaler.adapters.processes import FIRST_PORT, free_port, group_members, is_running, listens
+from autoscaler.adapters.processes import (
+    FIRST_PORT,
+    free_port,
+    group_members,
+    listens,
+)
 from autoscaler.adapters.runs import exit_text
 from autoscaler.controller.history import SqliteHistory
 from autoscaler.errors import ControllerError
-from autoscaler.model import Now, Replica, ReplicaState, StartTime
-from autoscaler.policy import ScalingPolicy
-from tests.builders import a_policy, variant_document
+from autoscaler.model import Now, ReplicaState, StartTime
+from tests.autoscaler.yard import Yard, clock
 
-SERVER = """
-import http.server, os, signal, subprocess, sys, time
-port, how = int(sys.argv[1]), sys.argv[2]
-print("loading", how, os.environ.get("DEVICE", ""), flush=True)
-if how == "crash":
-    print("out of memory", flush=True)
-    sys.exit(3)
-if how == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if how == "children":
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-if how == "never":
-    time.sleep(600)
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/ready" else 404)
-        self.end_headers()
-    def log_message(self, *args):
-        pass
-http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()
-"""
 PRIOR = StartTime(p50_s=60, p90_s=120)
-
-
-def clock() -> Now:
-    now_s = asyncio.get_running_loop().time()
-    return Now(monotonic_s=now_s, epoch_s=1_700_000_000 + now_s)
-
-
-class Yard:
-    """A target with its history, and the news it gives."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.script = folder / "server.py"
-        self.script.write_text(SERVER)
-        self.history = SqliteHistory(folder / "state")
-        self.target = LocalReplicas(self.history, folder / "logs", clock, stop_bound_s=5.0)
-        self.news = asyncio.Event()
-        self.target.on_change = self.news.set
-
-    def policy(self, how: str = "ok", **process: Any) -> ScalingPolicy:
-        command = ["{python}", str(self.script), "{port}", how, "{id}"]
-        whole = {"command": command, "readiness": {"path": "/ready"}, **process}
-        return a_policy([variant_document("v", process=whole)])
-
-    async def start(self, policy: ScalingPolicy) -> Replica:
-        return await self.target.start(policy, "v", False, clock())
-
-    async def there(self, policy: ScalingPolicy) -> tuple[Replica, ...]:
-        return await self.target.replicas(policy, clock())
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Wait for news until the condition holds; ten times what it should take."""
-        async with asyncio.timeout(30):
-            while not true():
-                self.news.clear()
-                await self.news.wait()
-
-    def life(self, replica: Replica) -> Any:
-        return next(run for run in self.target.lives() if run.id == replica.id)
-
-    async def ready(self, replica: Replica) -> None:
-        await self.until(lambda: self.life(replica).ready is not None)
-
-    async def gone(self, replica: Replica) -> None:
-        await self.until(lambda: self.life(replica).gone is not None)
-
-    def group(self, replica: Replica) -> list[int]:
-        return group_members(self.life(replica).process.identity.pid)
 
 
 @pytest.fixture
@@ -104,6 +40,13 @@ async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
     left = [pid for run in yard.target.lives() for pid in group_members(run.process.identity.pid)]
     yard.history.close()
     assert left == []
+
+
+@pytest.fixture
+def told() -> Iterator[list[Any]]:
+    """What is logged."""
+    with structlog.testing.capture_logs() as rows:
+        yield rows
 
 
 async def test_a_replica_starts_becomes_ready_is_measured_and_stops(yard: Yard) -> None:
@@ -138,7 +81,7 @@ async def test_numbers_are_never_given_twice(yard: Yard) -> None:
     assert (await yard.start(policy)).id == "chat-v-2"
 
 
-async def test_a_crash_is_noticed_with_its_reason_and_backs_off(yard: Yard) -> None:
+async def test_a_crash_is_noticed_with_its_reason_and_backs_off(yard: Yard, told: list[Any]) -> None:
     policy = yard.policy("crash")
     delays_s = []
     at = clock()
@@ -148,6 +91,7 @@ async def test_a_crash_is_noticed_with_its_reason_and_backs_off(yard: Yard) -> N
         life = yard.life(replica)
         assert life.failed
         assert life.exit_code == 3
+        assert ("warning", replica.id) in [(row["log_level"], row.get("replica")) for row in told]
         assert life.why.startswith("exited with code 3 after")
         assert life.why.endswith(": out of memory")
         ended_s = life.gone.monotonic_s
@@ -333,40 +277,6 @@ async def test_a_program_that_is_missing_cannot_be_started(yard: Yard) -> None:
         await yard.start(policy)
     assert await yard.there(policy) == ()
     assert yard.target.problems(policy, clock())
-
-
-async def test_the_next_controller_takes_over_what_runs(yard: Yard) -> None:
-    """A controller that was killed leaves its replicas; the next one finds them by pid, start moment and boot."""
-    policy = yard.policy()
-    kept, lost, starting = [await yard.start(policy) for _ in range(3)]
-    await yard.ready(kept)
-    await yard.ready(lost)
-    await yard.target.mark(policy, kept.id, standby=True, draining=None)
-    draining = clock()
-    await yard.target.mark(policy, starting.id, standby=True, draining=draining)
-    pid = yard.life(kept).process.identity.pid
-    row = yard.life(starting).row()
-    yard.history.save_replica("chat", "chat-v-77", {**row, "start_ticks": row["start_ticks"] + 1})  # the pid of another
-    yard.history.save_replica("other", "other-v-1", yard.life(lost).row())
-    yard.history.drop_replica(lost.id)
-
-    second = LocalReplicas(yard.history, yard.folder / "logs", clock, stop_bound_s=5.0)
-    second.on_change = yard.news.set
-    await second.adopt([policy])
-    adopted = {replica.id: replica for replica in await second.replicas(policy, clock())}
-    assert set(adopted) == {kept.id, starting.id}
-    assert (adopted[kept.id].state, adopted[kept.id].standby) == (ReplicaState.READY, True)
-    left = adopted[starting.id]
-    assert (left.state, left.standby) == (ReplicaState.DRAINING, True)
-    assert left.draining_s == pytest.approx(draining.monotonic_s, abs=0.01)
-    assert adopted[kept.id].url == kept.url
-    assert abs(adopted[kept.id].started_s - kept.started_s) < 0.01
-    assert second.pids()[kept.id] == pid
-    await yard.until(lambda: all(run.gone for run in second.lives() if run.id == "other-v-1"))
-    await yard.gone(lost)
-    await second.close()
-    await yard.gone(kept)
-    assert not is_running(yard.life(kept).process.identity)
 
 
 def test_a_port_somebody_listens_on_is_passed_over() -> None:

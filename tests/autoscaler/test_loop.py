@@ -291,3 +291,20 @@ async def test_a_router_that_is_missing_is_named_and_a_drain_does_not_wait_for_i
     )
     await told.ticks(2)
     assert len(told.target.stopped) == 3
+
+
+async def test_replicas_that_every_router_has_ejected_are_named_and_nothing_is_done_about_them() -> None:
+    told = await four_ready()
+    before = await told.tick()
+    told.source.fields = {"unhealthy": ("chat-gpu-2", "another-policys-1")}
+    tick = await told.tick()
+    (found,) = [c for c in tick.conditions if c.type == "ReplicasUnhealthy"]
+    assert (found.status, found.reason) == ("True", "Ejected")
+    assert "chat-gpu-2" in found.message
+    assert "another" not in found.message
+    assert (tick.counts(), tick.applied) == (before.counts(), ())
+    record = told.history.records[-1]
+    assert record.inputs is not None  # kept in full at once, so that `why` shows it
+    assert "ReplicasUnhealthy" in str(record.inputs["conditions"])
+    told.source.fields = {}
+    assert "ReplicasUnhealthy" not in [c.type for c in (await told.tick()).conditions]

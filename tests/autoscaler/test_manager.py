@@ -142,3 +142,21 @@ async def test_withdrawing_keeps_the_models_and_drops_the_replicas() -> None:
     await floor.world.board.withdraw(clock())
     last: Mapping[str, Sequence[Replica]] = floor.link.published[-1]
     assert dict(last) == {"a": ()}
+
+
+async def test_only_our_own_law_is_woken_early() -> None:
+    """Others are compared as they are: an HPA syncs by its period."""
+    floor = Floor(named("a", 3600), named("b", 3600))
+    other = ControlLoop(named("b", 3600), floor.world, floor.law, "hpa")
+    ours = ControlLoop(named("a", 3600), floor.world, floor.law)
+    manager = Manager([other, ours], floor.store, floor.tellers, clock)
+    running = asyncio.create_task(manager.run())
+    await floor.until(2)
+    for count in (3, 4):
+        manager.wake()
+        await floor.until(count)
+    manager.stop()
+    manager.stop()
+    async with asyncio.timeout(2):
+        await running
+    assert floor.tellers.done.count("b") == 1

@@ -115,6 +115,8 @@ def test_names_and_models_belong_to_one_policy(tmp_path: Path) -> None:
         ("# nothing\n---\n", "holds no document; a ScalingPolicy is needed"),
         ("a: [1\nb: 2\n", "line 2, column 2: expected ',' or ']', but got ':'"),
         ("a: 1\nb: 2\na: 3\n", "line 3, column 1: key 'a' is given twice"),
+        ("source: static\nendpoints: []\n", "this looks like a table of endpoints; use `tidegate router -f`"),
+        ("models: []\n", "this looks like a table of endpoints; use `tidegate router -f`"),
         ("- 1\n", "document 1: must be a ScalingPolicy, is list [1]"),
         ("a: \x01\n", "not YAML: unacceptable character #x0001: special characters are not allowed"),
     ],

@@ -218,3 +218,24 @@ def test_from_zero_and_back_through_the_drain(make: Callable[..., Stack]) -> Non
     assert row["started_epoch_s"] < row["ready_epoch_s"] < row["draining_epoch_s"] < row["gone_epoch_s"]
     assert row["why"] == ""
     assert stack.status()["desired"] == 0
+
+
+def test_a_terminal_that_closes_ends_it_as_sigterm_does(make: Callable[..., Stack]) -> None:
+    stack = make()
+    status = stack.ready(1)
+    stack.controller.signal(signal.SIGHUP)
+    stack.ends(pids_of(status))
+
+
+def test_under_nohup_it_outlives_its_terminal(make: Callable[..., Stack]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as nohup does it
+    try:
+        stack = make()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    status = stack.ready(1)
+    stack.controller.signal(signal.SIGHUP)
+    assert stack.ask(tokens=80).result() == 200
+    assert pids_of(stack.ready(1)) == pids_of(status)
+    stack.controller.signal(signal.SIGTERM)
+    stack.ends(pids_of(status))

@@ -179,6 +179,13 @@ async def test_metrics_and_health(site: Site) -> None:
     assert await site.get("/health") == {"status": "ok"}
 
 
+async def test_the_root_names_every_path(site: Site) -> None:
+    paths = (await site.get("/"))["paths"]
+    assert set(paths) == {"/api/v1/status", "/api/v1/replicas", "/api/v1/timeline", "/metrics", "/health"}
+    for path in paths:
+        await site.get(path)
+
+
 async def test_a_port_that_is_taken_is_bad_input() -> None:
     site = Site()
     with socket.socket() as listener:

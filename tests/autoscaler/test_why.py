@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ async def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join(out)
     for part in (
         "last confirmed",
+        "the controller has not confirmed this for ",
+        "load at the time of the decision (22:15:0",
+        "replicas at the time of the decision (22:15:0",
         "arrivals                25 requests/s",
         "largest load within 13 s",
         "at quantile 0.95 35",
@@ -87,6 +91,16 @@ def test_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no history there" in capsys.readouterr().err
 
 
+async def test_a_damaged_row_is_told_beside_the_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with sqlite3.connect(folder / "history.sqlite3") as db:
+        db.execute("INSERT INTO decision VALUES (NULL, 'chat', 9e12, 1, '{')")
+    db.close()
+    assert main(["why", "--state-dir", str(folder), "--json"]) == 0
+    out, error = capsys.readouterr()
+    assert json.loads(out)["decision"]["desired"] == 4
+    assert "damaged decisions passed over" in error
+
+
 def recorded(**changes: Any) -> DecisionRecord:
     """A decision of three replicas of ten units each, one of them overdue."""
     target = {"variant": "gpu", "active": 3, "standby": 0, "dead": 1}
@@ -111,3 +125,25 @@ def test_what_is_overdue_holds_nothing() -> None:
 
 def test_what_would_change_the_decision_of_another_law_is_not_known() -> None:
     assert "what would change it" not in explanation(recorded(law="hpa"), recorded(law="hpa"))
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "past", "text"),
+    [
+        (3.0, False, None),
+        (40.0, False, "the controller has not confirmed this for 40 s; it may not be running"),
+        (40.0, True, "the controller had not confirmed this for 40 s by then; it may not have been running"),
+        (None, False, None),
+    ],
+)
+def test_a_controller_that_says_nothing_any_more(asked_s: float | None, past: bool, text: str | None) -> None:
+    record = recorded(tick_s=1.0)
+    shown = explanation(record, record, asked_s, past=past)
+    assert ("confirmed this" in shown) == (text is not None)
+    assert text is None or text in shown
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "p: 1 replica, "), (0, "p: 0 replicas, "), (2, "p: 2 replicas, ")])
+def test_one_is_singular(count: int, words: str) -> None:
+    record = DecisionRecord(policy="p", epoch_s=0.0, decision={"desired": count}, inputs={})
+    assert explanation(record, record).startswith(words)

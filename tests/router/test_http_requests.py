@@ -268,6 +268,7 @@ async def test_limits_are_named_in_the_answer() -> None:
         assert answer.status == 431
         assert b"65536 bytes" in answer.body
         await site.settled()
+        assert site.dispatcher.refused_by_code == {"request_too_large": 3}
     async with Site(json_answer(), limits=Limits(bodies_total_bytes=10)) as site:
         answer = await site.ask(post(b"x" * 600_000))
         assert (answer.status, answer.fields["retry-after"]) == (503, "1")

@@ -20,6 +20,7 @@ from tests.router.wire import (
     on_uvloop,
     post,
     raw_answer,
+    until,
 )
 
 STREAM = b'{"model":"m","stream":true}'
@@ -202,12 +203,13 @@ async def test_the_slot_is_held_to_the_last_byte() -> None:
         assert site.dispatcher.endpoints["e0"].in_flight == 1
         second = await site.call()
         second.writer.write(post(STREAM))
-        await asyncio.sleep(0.02)
+        await until(lambda: site.dispatcher.model_states()[0].queue.count == 1)
+        assert site.dispatcher.endpoints["e0"].in_flight == 1
         assert len(site.engines[0].received) == 1
         gate.set()
         answer = await second.answer()
         assert answer.body == event(0) + DONE
-        assert float(answer.fields["server-timing"].removeprefix("queue;dur=")) >= 10
+        assert answer.fields["server-timing"].startswith("queue;dur=")
         await site.settled()
 
 

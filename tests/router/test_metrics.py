@@ -13,6 +13,7 @@ from router.core.endpoints import CUT, OUTCOMES, SUCCESS, Endpoint
 from router.core.requests import Request
 from router.model import EndpointIntent, EngineLoad, IntentTable, ModelIntent, QueueBounds, Routing
 from router.shell.http import Counters
+from router.shell.memory import BodyMemory
 from router.shell.metrics import COUNTERS, PREFIX, MetricsPage
 
 
@@ -22,6 +23,7 @@ class Plane:
 
     counters: Counters = field(default_factory=Counters)
     clients: set[int] = field(default_factory=set)
+    memory: BodyMemory = field(default_factory=lambda: BodyMemory(1 << 20))
 
 
 def dispatcher() -> Dispatcher:
@@ -94,7 +96,10 @@ def test_what_was_asked_and_what_became_of_it() -> None:
     found = families(holder)
     model = 'm"1\\\n'
     assert values(found[f"{PREFIX}_requests"], "model") == {(model,): 4.0}
-    assert values(found[f"{PREFIX}_requests_refused"], "model", "code") == {(model, "queue_full"): 1.0}
+    assert values(found[f"{PREFIX}_requests_refused"], "model", "code") == {
+        (model, "queue_full"): 1.0,
+        ("", "model_not_found"): 1.0,
+    }
     assert values(found[f"{PREFIX}_requests_in_flight"], "model") == {(model,): 2.0}
     assert values(found[f"{PREFIX}_requests_queued"], "model") == {(model,): 1.0}
     assert values(found[f"{PREFIX}_queue_oldest_seconds"], "model") == {(model,): 8.0}
@@ -169,3 +174,49 @@ def test_the_data_planes_counters_are_on_the_page() -> None:
     assert found[f"{PREFIX}_accepting"].samples[0].value == 0.0
     assert {f"{PREFIX}_{name}" for name in COUNTERS} <= found.keys()
     assert found["process_open_fds"].samples[0].value > 0
+
+
+def test_a_wait_in_the_queue_is_on_the_page_when_it_ends() -> None:
+    holder = dispatcher()
+    running = [request(), request()]
+    for made in running:
+        holder.arrived(made, 1.0)
+    waiting = request()
+    assert holder.arrived(waiting, 2.0) == "queued"
+    name = f"{PREFIX}_queue_wait_seconds"
+    assert sum(sample.value for sample in families(holder)[name].samples) == 0
+    holder.finished(running[0], SUCCESS, 4.5)
+    totals = {s.name.removeprefix(name): s.value for s in families(holder)[name].samples if "le" not in s.labels}
+    assert totals == {"_count": 1.0, "_sum": 2.5}
+    buckets = {s.labels["le"]: s.value for s in families(holder)[name].samples if "le" in s.labels}
+    assert (buckets["1.0"], buckets["2.5"]) == (0.0, 1.0)
+
+
+def test_refusals_of_no_model_and_of_one_that_is_gone_are_on_the_page_under_no_model() -> None:
+    holder = Dispatcher(router="r", boot="b", random=lambda: 0.25, now=0.0)
+    name = f"{PREFIX}_requests_refused"
+    holder.arrived(request(), 0.0)
+    models = (ModelIntent(name="m"), ModelIntent(name="n"))
+    only = EndpointIntent(id="e", url="http://127.0.0.1:1", model="m")
+    holder.apply(IntentTable(source="s", models=models, endpoints=(only,)), 0.0)
+    holder.probed("e", True, 0.0)
+    running, waiting, nameless, unknown = request("m"), request("m"), request(), request("a name that a client made up")
+    nameless.asked = None
+    for made in (running, waiting, nameless, unknown, unknown):
+        holder.arrived(made, 1.0)
+    assert values(families(holder)[name], "model", "code") == {
+        ("", "not_ready"): 1.0,
+        ("", "model_required"): 1.0,
+        ("", "model_not_found"): 2.0,
+    }
+    holder.apply(IntentTable(source="s", revision=1), 2.0)
+    assert values(families(holder)[name], "model", "code")[("", "model_removed")] == 1.0
+    holder.apply(
+        IntentTable(source="s", revision=2, models=models), 3.0
+    )  # the same model again, its request still runs
+    removed = {k: v for k, v in values(families(holder)[name], "model", "code").items() if k[1] == "model_removed"}
+    assert removed == {("", "model_removed"): 1.0}  # counted once
+
+
+def test_the_bytes_of_bodies_that_are_held_are_on_the_page() -> None:
+    assert families(dispatcher(), Plane(memory=BodyMemory(100)))[f"{PREFIX}_body_bytes"].samples[0].value == 0.0

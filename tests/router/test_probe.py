@@ -144,11 +144,7 @@ async def test_what_cannot_be_reached_is_not_ready(engine_name: str, host: str) 
         assert await answers(session, Known(host=host, port=1, engine=engine_name)) is False
 
 
-async def test_an_engine_that_takes_the_connection_and_says_nothing_is_not_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("router.shell.probe.TIMEOUT_S", 0.05)
-
+async def test_an_engine_that_takes_the_connection_and_says_nothing_is_not_ready() -> None:
     ended = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,7 +156,7 @@ async def test_an_engine_that_takes_the_connection_and_says_nothing_is_not_ready
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with aiohttp.ClientSession() as session:
-        assert await answers(session, Known(port=port, engine="vllm")) is False
+        assert await answers(session, Known(port=port, engine="vllm"), timeout_s=0.05) is False
     await ended.wait()
     server.close()
     await server.wait_closed()

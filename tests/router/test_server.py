@@ -46,8 +46,7 @@ def test_the_file_limit_is_at_the_hard_limit_afterwards() -> None:
     assert raise_file_limit() == raise_file_limit() > 0
 
 
-async def test_a_side_task_that_fails_is_logged_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.shell.server.RESTART_S", 0.0)
+async def test_a_side_task_that_fails_is_logged_and_started_again() -> None:
     starts = 0
     third = asyncio.Event()
 
@@ -61,7 +60,7 @@ async def test_a_side_task_that_fails_is_logged_and_started_again(monkeypatch: p
             await asyncio.Event().wait()
 
     with capture_logs() as logs:
-        keeper = asyncio.create_task(kept_running("probe", side))
+        keeper = asyncio.create_task(kept_running("probe", side, restart_s=0.0))
         await third.wait()
         keeper.cancel()
         with pytest.raises(asyncio.CancelledError):

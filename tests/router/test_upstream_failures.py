@@ -8,8 +8,10 @@ import json
 import pytest
 
 from router.shell.http import Limits
+from router.shell.upstream import Upstream
 from tests.router.wire import (
     SSE_HEAD,
+    Engine,
     Received,
     Site,
     chunk,
@@ -203,9 +205,40 @@ async def test_queued_requests_leave_connecting_waiting_and_streaming_ones_abort
         caller.leave()
         await site.settled()
         gate.set()
-        await asyncio.sleep(0.02)
+        await until(lambda: not site.plane._connects)
         assert site.engines[0].received == []
         assert site.dispatcher.endpoints["e0"].health == "ready"
+
+
+class Hasty(Engine):
+    """An engine that answers as soon as it has the head, reads no more and never closes."""
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reader._transport.pause_reading()  # type: ignore[attr-defined]  # a stream reader cannot be told to read no more
+        self.connections += 1
+        self._writers.append(writer)
+        writer.write(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\nno")
+
+
+@on_uvloop
+async def test_an_engine_that_answers_early_and_never_reads_the_rest_of_the_body_keeps_nothing() -> None:
+    site = Site(json_answer())
+    site.engines = [Hasty(json_answer())]
+    async with site:
+        caller = await site.call()
+        caller.writer.write(post(b'{"model":"m"}'.ljust(30 << 20)))
+        seen: list[Upstream] = []
+
+        def sent() -> bool:
+            seen.extend(
+                each.exchange.upstream for each in site.plane.clients if each.exchange and each.exchange.upstream
+            )
+            return bool(seen)
+
+        await until(sent)
+        assert (await caller.answer()).status == 413
+        await until(lambda: seen[0].transport is None)
+        await site.settled()
 
 
 @on_uvloop

@@ -264,15 +264,21 @@ class Site:
             self.tell()
         return self
 
-    def tell(self, **changes: Any) -> None:
-        """Apply a table with every engine active and ready; `changes` replace parts of each endpoint."""
+    def tell(self, name: str = "m", **changes: Any) -> None:
+        """Apply a table with every engine active and ready; `changes` replace parts of each endpoint, `name` the model."""
         self.revision += 1
         now = asyncio.get_running_loop().time()
         endpoints = [
-            {"id": f"e{number}", "url": f"http://127.0.0.1:{engine.port}", "model": "m", "limit": self.limit, **changes}
+            {
+                "id": f"e{number}",
+                "url": f"http://127.0.0.1:{engine.port}",
+                "model": name,
+                "limit": self.limit,
+                **changes,
+            }
             for number, engine in enumerate(self.engines)
         ]
-        model = {"name": "m", "aliases": ["alias"], "routing": self.routing}
+        model = {"name": name, "aliases": ["alias"], "routing": self.routing}
         document = {"source": "t", "revision": self.revision, "models": [model], "endpoints": endpoints}
         self.dispatcher.apply(table_from(document), now)
         for told in endpoints:
@@ -296,7 +302,7 @@ class Site:
         report = self.dispatcher.report(asyncio.get_running_loop().time())
         assert all(load.in_flight == 0 and load.queued == 0 for load in report.models.values())
         assert all(load.in_flight == 0 for load in report.endpoints.values())
-        assert self.plane.reserved == 0
+        assert self.plane.memory.held == 0
         assert self.plane.counters.bugs == 0
 
     async def __aexit__(self, *_: object) -> None:

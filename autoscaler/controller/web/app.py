@@ -19,6 +19,14 @@ from autoscaler.errors import BadInput
 from autoscaler.model import Now
 from autoscaler.policy import ScalingPolicy
 
+PATHS = {
+    "/api/v1/status": "each policy's newest decision, load, forecast, replicas and conditions",
+    "/api/v1/replicas": "every replica of this controller's life",
+    "/api/v1/timeline": "one row a tick; ?after=SEQ gives the newer ones",
+    "/metrics": "Prometheus metrics",
+    "/health": "200 while the process answers",
+}
+
 
 class Facts(Protocol):
     """What is asked beside the ticks."""
@@ -55,12 +63,16 @@ class Desk:
     def application(self) -> web.Application:
         """The routes."""
         app = web.Application()
+        app.router.add_get("/", self._index)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/api/v1/status", self._status)
         app.router.add_get("/api/v1/replicas", self._replicas)
         app.router.add_get("/api/v1/timeline", self._rows)
         return app
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return _json({"paths": PATHS})
 
     async def _health(self, request: web.Request) -> web.Response:
         return _json({"status": "ok"})

@@ -29,11 +29,15 @@ Signature = tuple[int, int, int] | None
 
 
 class StaticTable:
-    """One file and the dispatcher it feeds. `source` is known after `load`."""
+    """One file and the dispatcher it feeds. `poll_s`: how often `watch` looks at it; `looks`: how often it has, each look
+    done when it is counted; `source`: known after `load`.
+    """
 
-    def __init__(self, path: Path, dispatcher: Dispatcher) -> None:
+    def __init__(self, path: Path, dispatcher: Dispatcher, poll_s: float = POLL_S) -> None:
         self._path = path
         self._dispatcher = dispatcher
+        self._poll_s = poll_s
+        self.looks = 0
         self._seen: Signature = None
         self._asked = asyncio.Event()
         self.source: str | None = None
@@ -65,15 +69,15 @@ class StaticTable:
         loop = asyncio.get_running_loop()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
+                async with asyncio.timeout(self._poll_s):
                     await self._asked.wait()
-            if not self._asked.is_set() and signature(self._path) == self._seen:
-                continue
-            self._asked.clear()
-            try:
-                self.load(loop.time())
-            except RouterError as error:
-                log.error("file not applied; the last good table stays", file=str(self._path), problem=str(error))
+            if self._asked.is_set() or signature(self._path) != self._seen:
+                self._asked.clear()
+                try:
+                    self.load(loop.time())
+                except RouterError as error:
+                    log.error("file not applied; the last good table stays", file=str(self._path), problem=str(error))
+            self.looks += 1
 
 
 def signature(path: Path) -> Signature:

@@ -88,13 +88,24 @@ class Story:
         """Its attempt failed before a byte of an answer."""
         return self.dispatcher.failed(made, outcome, self.now, sent=sent)
 
+    def effects(self) -> tuple[list[Request], list[tuple[Request, Refusal]]]:
+        """What came of waiting requests since the last look: started and refused, each in order."""
+        started, refused = [], []
+        while self.dispatcher.effects:
+            made, refusal = self.dispatcher.effects.popitem(last=False)
+            if refusal is None:
+                started.append(made)
+            else:
+                refused.append((made, refusal))
+        return started, refused
+
     def started(self) -> list[Request]:
         """Requests that came out of the queue since the last look."""
-        return self.dispatcher.effects()[0]
+        return self.effects()[0]
 
     def refused(self) -> list[Refusal]:
         """Refusals of waiting requests since the last look."""
-        return [refusal for _, refusal in self.dispatcher.effects()[1]]
+        return [refusal for _, refusal in self.effects()[1]]
 
     def at(self, name: str) -> Endpoint:
         """The endpoint called `name`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.core.dispatcher import QUEUED
-from router.core.endpoints import Endpoint
+from router.core.endpoints import TIMEOUT, UNREACHABLE, Endpoint
 from router.core.refusals import Refusal
 from tests.router.core.story import Story, endpoint
 
@@ -176,3 +176,107 @@ def test_a_queue_that_fills_and_empties_all_the_time_wakes_at_most_once_a_second
         running = waiting
         story.later(0.1)
     assert 3 <= story.wakes <= 4
+
+
+def test_a_client_that_leaves_after_a_table_started_its_request_makes_room_for_the_next() -> None:
+    story = Story(endpoint("a", limit=1, starting=True))
+    first, second = story.arrive()[0], story.arrive()[0]
+    story.tell(endpoint("a", limit=1))
+    assert first.endpoint is story.at("a")
+    story.dispatcher.left(first, story.now)  # before the shell has taken what the table caused
+    assert story.started() == [second]
+    assert story.at("a").in_flight == 1
+    story.end(second)
+    assert story.at("a").outcomes == {"client_gone": 1, "success": 1}
+
+
+def test_a_client_that_leaves_after_a_table_refused_its_request_is_not_refused() -> None:
+    story = Story(endpoint("a", limit=1))
+    story.sent()
+    waiting = story.arrive()[0]
+    story.tell(models=[])
+    story.dispatcher.left(waiting, story.now)
+    assert story.refused() == []
+
+
+def waits(story: Story) -> tuple[int, float]:
+    """How many waits of the model were filed, and their sum in seconds."""
+    (model,) = story.dispatcher.model_states()
+    return sum(model.meter.wait.counts), model.meter.wait.sum
+
+
+def test_a_wait_is_filed_once_when_it_ends() -> None:
+    story = Story(endpoint("a", limit=1), routing={"queue": {"timeout_s": 9}})
+    running = story.sent()
+    story.arrive()
+    story.end(running)
+    assert waits(story) == (1, 0.0)  # it waited, for no time; who is sent at once has not waited
+    (second,) = story.started()
+    third, fourth = story.arrive()[0], story.arrive()[0]
+    story.later(2)
+    story.end(second)
+    assert story.started() == [third]
+    assert waits(story) == (2, 2.0)
+    story.later(3)
+    story.dispatcher.left(fourth, story.now)
+    assert waits(story) == (3, 7.0)  # a client that gave up has waited too
+    story.arrive()
+    story.later(9)
+    assert [refusal.code for refusal in story.refused()] == ["queue_timeout"]
+    assert waits(story) == (4, 16.0)
+
+
+def test_a_request_that_waits_again_after_a_failed_attempt_files_the_second_wait_alone() -> None:
+    story = Story(endpoint("a", limit=1, starting=True))
+    made, _ = story.arrive()
+    story.later(4)
+    story.tell(endpoint("a", limit=1))
+    assert story.started() == [made]
+    story.fail(made, UNREACHABLE, sent=False)
+    story.later(1)
+    assert story.started() == [made]
+    assert made.waited_s == 5
+    assert waits(story) == (2, 5.0)
+
+
+def test_a_retry_that_lets_others_by_files_one_wait() -> None:
+    story = Story(endpoint("a", limit=1), endpoint("b", limit=1), routing={"retries": {"idempotent": True}})
+    one, two = story.sent(), story.sent()
+    behind, _ = story.arrive()
+    story.later(1)
+    story.fail(one, TIMEOUT, sent=True)  # it waits for the endpoint that it has not tried
+    assert story.started() == [behind]
+    story.later(2)
+    story.end(two)
+    assert story.started() == [one]
+    assert waits(story) == (2, 3.0)
+
+
+def test_an_endpoint_that_ends_while_its_model_is_away_is_off_its_list_when_it_comes_back() -> None:
+    story = Story(endpoint("a", limit=1), endpoint("b", limit=1))
+    running = {made.endpoint.id: made for made in (story.sent(), story.sent()) if made.endpoint is not None}
+    story.tell(models=[])
+    story.end(running["a"])
+    story.tell(endpoint("c"))
+    (model,) = story.dispatcher.model_states()
+    assert [each.id for each in model.endpoints] == ["b", "c"]
+    story.end(running["b"])
+    assert [each.id for each in model.endpoints] == ["c"]
+
+
+def test_refusals_that_belong_to_no_model_in_the_table_are_counted_by_code() -> None:
+    story = Story()
+    story.arrive()
+    story.tell(endpoint("a", limit=1), models=[{"name": "m"}, {"name": "n"}])
+    for _ in range(2):
+        story.arrive("a name that a client made up")
+    story.arrive(None)
+    story.sent()
+    story.arrive()
+    story.tell(models=[])
+    assert story.dispatcher.refused_by_code == {
+        "not_ready": 1,
+        "model_not_found": 2,
+        "model_required": 1,
+        "model_removed": 1,
+    }

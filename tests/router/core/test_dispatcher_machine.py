@@ -28,7 +28,11 @@ ROUTING = {"retries": {"idempotent": True}, "queue": {"max_requests": 5, "timeou
 
 
 class DispatcherMachine(RuleBasedStateMachine):
-    """The dumb model: `told` (intent and limit by id), `running` (request -> endpoint) and `waiting` (a list)."""
+    """The dumb model: `told` (intent and limit by id), `running` (request -> endpoint) and `waiting` (a list).
+
+    The shell takes what an admin event caused a moment later, so anything may happen before; until then a request
+    that was started or refused is still `waiting` here, and `decided` says so.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,37 +40,39 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.told: dict[str, dict[str, Any]] = {}
         self.running: dict[Request, Endpoint] = {}
         self.waiting: list[Request] = []
+        self.judged: set[Request] = set()
 
     def tell(self, told: dict[str, dict[str, Any]]) -> None:
         self.told = told
         rows = [endpoint(name, **changes) for name, changes in told.items()]
         self.story.tell(*rows, ready=False, routing=ROUTING)
-        self.settle()
 
     def settle(self) -> None:
         """Take the effects and check each start against the rules."""
-        started, refused = self.story.dispatcher.effects()
+        started, refused = self.story.effects()
         for made in started:
             self.waiting.remove(made)
-            self.start(made, made.endpoint)
+            assert made.endpoint is not None
+            self.running[made] = made.endpoint
         for made, refusal in refused:
             self.waiting.remove(made)
             assert refusal.retry_after_s is None or 1 <= refusal.retry_after_s <= 60
         self.running = {made: at for made, at in self.running.items() if made.endpoint is not None}
 
-    def start(self, made: Request, at: Endpoint | None) -> None:
-        assert at is not None
+    def judge(self, made: Request, at: Endpoint) -> None:
+        """The rules that a decision to send must have kept when it was made."""
         assert at is made.endpoint
         assert self.told[at.id]["intent"] == "active", "sent to a standby, draining or absent endpoint"
         assert at.health in ("ready", "half-open"), "sent to an endpoint that is not routable"
         assert at.in_flight <= at.limit, "sent above the limit"
-        self.running[made] = at
 
     def verdict(self, made: Request, verdict: Endpoint | Refusal | str) -> None:
         if verdict == QUEUED:
             self.waiting.append(made)
         elif isinstance(verdict, Endpoint):
-            self.start(made, verdict)
+            self.judge(made, verdict)
+            self.running[made] = verdict
+        self.new_starts_keep_the_rules()
         self.settle()
 
     @initialize()
@@ -87,7 +93,14 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(IDS), ok=st.booleans())
     def probe(self, name: str, ok: bool) -> None:
         self.story.dispatcher.probed(name, ok, self.story.now)
+
+    @rule()
+    def shell_takes_its_turn(self) -> None:
         self.settle()
+
+    def decided(self) -> set[Request]:
+        """Started or refused, and not taken by the shell yet."""
+        return set(self.story.dispatcher.effects)
 
     @rule(size=st.sampled_from([1, 10]))
     def arrive(self, size: int) -> None:
@@ -100,6 +113,17 @@ class DispatcherMachine(RuleBasedStateMachine):
         made = data.draw(st.sampled_from(list(self.running)))
         del self.running[made]
         self.story.end(made, outcome)
+        self.new_starts_keep_the_rules()
+        self.settle()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), outcome=st.sampled_from([SERVER_ERROR, SERVER_ERROR, CUT]))
+    def all_on_one_endpoint_end(self, data: st.DataObject, outcome: int) -> None:
+        there = data.draw(st.sampled_from(list(self.running.values())))
+        for made in [made for made, at in self.running.items() if at is there]:
+            del self.running[made]
+            self.story.end(made, outcome)
+        self.new_starts_keep_the_rules()
         self.settle()
 
     @precondition(lambda self: self.running)
@@ -119,31 +143,48 @@ class DispatcherMachine(RuleBasedStateMachine):
         if made in self.waiting:
             self.waiting.remove(made)
         self.story.dispatcher.left(made, self.story.now)
-        self.settle()
+        assert made not in self.decided(), "one that left is still to be sent or refused"
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 4.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
         self.story.later(seconds)
+        self.new_starts_keep_the_rules()
         self.settle()
+
+    @invariant()
+    def new_starts_keep_the_rules(self) -> None:
+        decided = self.decided()
+        for made in decided - self.judged:
+            if made.endpoint is not None:
+                self.judge(made, made.endpoint)
+        self.judged = decided
 
     @invariant()
     def slots_are_counted_right(self) -> None:
         held: dict[Endpoint, int] = {}
-        for at in self.running.values():
+        bound = [made.endpoint for made in self.decided() if made.endpoint is not None]
+        for at in (*self.running.values(), *bound):
             held[at] = held.get(at, 0) + 1
         for at in {*self.story.dispatcher.endpoints.values(), *held}:
             assert at.in_flight == held.get(at, 0)
         report = self.story.dispatcher.report(self.story.now)
         if "m" in report.models:
             load = report.models["m"]
-            assert (load.in_flight, load.queued) == (len(self.running), len(self.waiting))
-            assert load.queued_tokens == sum(made.tokens for made in self.waiting)
+            queued = [made for made in self.waiting if made not in self.decided()]
+            assert (load.in_flight, load.queued) == (len(self.running) + len(bound), len(queued))
+            assert load.queued_tokens == sum(made.tokens for made in queued)
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
         room = [at for at in self.story.dispatcher.endpoints.values() if at.routable and at.in_flight < at.limit]
-        for made in self.waiting:
+        for made in set(self.waiting) - self.decided():
             assert all(at in made.tried for at in room), "a queue is not empty while a routable endpoint has room"
+
+    @invariant()
+    def server_errors_alone_keep_nobody_out_while_too_few_are_ready(self) -> None:
+        active = [at for at in self.story.dispatcher.endpoints.values() if at.exists]
+        if sum(at.health == "ready" for at in active) < len(active) / 2:
+            assert not any(at.soft and not at.probe_failures for at in active)
 
     @invariant()
     def drained_means_drained(self) -> None:
@@ -157,8 +198,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for made in [*self.running, *self.waiting]:
             self.story.dispatcher.left(made, self.story.now)
-            for freed in self.story.dispatcher.effects()[0]:
-                self.story.dispatcher.left(freed, self.story.now)
+        assert not self.decided()
         report = self.story.dispatcher.report(self.story.now)
         assert all(load.in_flight == 0 and load.queued == 0 for load in report.models.values())
         assert all(load.in_flight == 0 for load in report.endpoints.values())

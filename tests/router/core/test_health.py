@@ -10,7 +10,6 @@ from router.core.endpoints import (
     CLIENT_GONE,
     CUT,
     SATURATED,
-    SERVER_ERROR,
     TIMEOUT,
     UNREACHABLE,
     Endpoint,
@@ -22,8 +21,9 @@ from router.model import EndpointAck, EngineLoad
 from tests.router.core.story import Story, endpoint, table
 
 
-@pytest.mark.parametrize("outcome", [CUT, TIMEOUT, SERVER_ERROR])
+@pytest.mark.parametrize("outcome", [CUT, TIMEOUT])
 def test_three_failures_in_a_row_eject_and_one_success_in_between_forgives(outcome: int) -> None:
+    """The same with server errors, which eject only while enough others are ready: `test_ejection_cap.py`."""
     story = Story(endpoint("a", limit=9))
     for failure in range(2):
         story.end(story.sent(), outcome)
