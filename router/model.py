@@ -22,6 +22,7 @@ Intent = Literal["active", "standby", "draining"]
 Health = Literal["unknown", "ready", "ejected", "half-open"]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+Capacity = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -104,8 +105,8 @@ class EndpointIntent(Value, frozen=True):
     version: str = "v1"
     variant: str = "default"
     engine: str = "generic"
-    capacity: Positive = 1.0
-    limit: Annotated[int, msgspec.Meta(ge=1)] = 1
+    capacity: Capacity = 1.0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     intent: Intent = "active"
     starting: bool = False
     max_input_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None

@@ -37,7 +37,6 @@ class Tables:
         if not self._is_newer(table):
             return False
         self._check_owners(table)
-        self.held[table.source] = table
         self._tell_models(table, now)
         told = {intent.id: intent for intent in table.endpoints}
         for endpoint in list(self.endpoints.values()):
@@ -45,6 +44,7 @@ class Tables:
                 self._retire(endpoint)
         for intent in table.endpoints:
             self._tell_endpoint(table, intent)
+        self.held[table.source] = table  # last: held means that all of it is applied
         return True
 
     def acknowledgement(self, source: str) -> TableAck:

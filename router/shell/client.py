@@ -131,6 +131,8 @@ class Client(asyncio.Protocol):
         plane = self.plane
         plane.minted += 1
         exchange = self.exchange = Exchange(self, head, b"%b-%x" % (plane.boot, plane.minted), plane.tick)
+        if not plane.dispatcher.accepting:
+            exchange.keep = False  # draining: clients that keep their connections would send on until the bound
         start, length = end + 4, head.length
         if length > 0:
             if length > plane.limits.body_bytes:
@@ -171,8 +173,14 @@ class Client(asyncio.Protocol):
         if surplus is not True:
             self._pipelined(surplus)
         exchange.body = body.store
-        self._body = None
+        self._drop_body()
         self.dispatch(exchange)
+
+    def _drop_body(self) -> None:
+        """No body is being read any more."""
+        if self._body is not None:
+            self._body.close()
+            self._body = None
 
     def _pipelined(self, data: bytes) -> None:
         """Bytes behind a request in the same read: the next one. Raises `BadHead` when they are too many."""
@@ -237,7 +245,7 @@ class Client(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         self.state = LINGERING
         self.stamp = plane.tick
-        self._body = None
+        self._drop_body()
         code = {413: "request_too_large", 431: "request_too_large", 503: "out_of_memory"}.get(
             error.status, "bad_request"
         )
@@ -334,6 +342,7 @@ class Client(asyncio.Protocol):
         state, self.state = self.state, CLOSING
         exchange, self.exchange = self.exchange, None
         self._held.clear()
+        self._drop_body()
         if exchange is not None:
             plane.memory.give_up(exchange)
             if state == BUSY:

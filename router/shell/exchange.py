@@ -44,8 +44,11 @@ class Exchange(Request):
         """Head and body for this attempt at `endpoint`: our ids in, the rest as it came."""
         head, body, client = self.head, self.body, self.client
         lines = head.lines
-        if endpoint.served_model is not None and body:
-            body = renamed(body, endpoint.served_model)
+        served = endpoint.served_model
+        if served is None and self.asked != self.model.name and self.asked is not None and head.model is None:
+            served = self.model.name  # asked for by an alias, which the engine need not know
+        if served is not None and body:
+            body = renamed(body, served)
             if len(body) != len(self.body) and not head.chunked:
                 lines = _length_line.sub(b"\r\ncontent-length: %d" % len(body), lines)
         if head.chunked:  # collected whole: one length, no chunks

@@ -8,6 +8,7 @@ hold up to 17 times their bytes. llhttp stays dead after an error; the connectio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import httptools
@@ -68,7 +69,7 @@ class Chunks:
 
 class ChunkedBody:
     """One chunked request body, collected whole in `store`, at most `limit` bytes. Trailers and chunk extensions are
-    dropped.
+    dropped. The parser and this object hold each other until `close`, which its owner calls when it is done.
     """
 
     __slots__ = ("_feed", "ended", "limit", "on_body", "size", "store")
@@ -79,7 +80,7 @@ class ChunkedBody:
         self.on_body = self.store.extend
         self.ended = False
         self.size = 0
-        self._feed = httptools.HttpRequestParser(self).feed_data
+        self._feed: Callable[[bytes], None] = httptools.HttpRequestParser(self).feed_data
         self._feed(REQUEST_PRIME)
 
     def on_message_begin(self) -> None:
@@ -111,6 +112,14 @@ class ChunkedBody:
             raise BadHead(400, "more bytes follow the chunked body")
         return True
 
+    def close(self) -> None:
+        """Let go of the parser, so that the body is freed with its last user and not when cycles are collected."""
+        self._feed = _closed
+
+
+def _closed(data: bytes) -> None:
+    raise AssertionError(f"{len(data)} bytes fed into a body that has ended")
+
 
 class CountedBody:
     """A body of known length that came in more than one read, collected in `store`."""
@@ -132,3 +141,6 @@ class CountedBody:
         surplus = data[self.left :]
         self.left = 0
         return surplus
+
+    def close(self) -> None:
+        """Nothing to let go of."""

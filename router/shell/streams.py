@@ -3,8 +3,9 @@
 Chunks and events are two framings, and neither respects the other: an event may span chunks and reads. As long as
 each read ends with a whole event in a whole chunk, which is how engines write, reads are forwarded as they came
 (`Upstream.data_received` does that itself). The first read that does not switches the stream to re-chunking: body
-bytes up to the last whole event go out as one chunk of our own, the rest is held, and as soon as a read ends with
-both framings closed the stream is passed through again. So at any moment the client stands at an event's end, and
+bytes up to the last whole event go out as one chunk of our own, the rest is held, and as soon as a read surely ends with
+both framings closed (by its last bytes, which tell only for events that end with LF LF) the stream is passed through
+again. So at any moment the client stands at an event's end, and
 when the engine dies the half event is dropped and an error event can follow.
 
 An event that is larger than `HELD_MAX` is forwarded in parts; if the engine dies inside it, the client is cut off.
@@ -17,8 +18,6 @@ from typing import Final
 from router.shell.framing import chunk
 
 HELD_MAX: Final = 64 << 10
-EVENT_END: Final = (b"\n\n", b"\r\n\r\n")
-EVENT_AND_CHUNK_END: Final = (b"\n\n\r\n", b"\n\r\n\r\n")
 # A line may end with a lone CR as well; no engine does that, and then the stream is held up to HELD_MAX at a time.
 
 
@@ -28,11 +27,9 @@ def events_in(data: bytes | bytearray) -> int:
 
 
 class Regrouping:
-    """One stream's held bytes. `through`: reads may be forwarded as they come; `torn`: the client stands inside an
-    event.
-    """
+    """One stream's held bytes. `torn`: the client stands inside an event."""
 
-    __slots__ = ("held", "through", "torn")
+    __slots__ = ("held", "torn")
 
     def __init__(self) -> None:
         self.held = bytearray()

@@ -31,7 +31,7 @@ from router.shell.exchange import Exchange
 from router.shell.framing import TERMINAL, BadChunk, Chunks, chunk
 from router.shell.heads import END, HEAD_MAX, AnswerHead, read_answer
 from router.shell.lines import BadHead
-from router.shell.streams import EVENT_AND_CHUNK_END, EVENT_END, Regrouping, events_in
+from router.shell.streams import Regrouping, events_in
 
 if TYPE_CHECKING:
     from router.shell.http import DataPlane
@@ -257,8 +257,10 @@ class Upstream(EngineConnection):
         self._regroup(data, self._closed(data) or not data, first)
 
     def _closed(self, data: bytes) -> bool:
-        """Does a read end with a whole event in a whole chunk."""
-        return data.endswith(EVENT_AND_CHUNK_END) and bool(self._pieces) and self._pieces[-1].endswith(EVENT_END)
+        """Does a read surely end with a whole event in a whole chunk. Its last bytes tell only where events end with LF
+        LF: the CRLF of CRLF CRLF may be the chunk's or the event's, so such streams stay regrouped.
+        """
+        return data.endswith(b"\n\n\r\n") and bool(self._pieces) and self._pieces[-1].endswith(b"\n\n")
 
     def _regroup(self, data: bytes, closed: bool, first: bytes) -> None:
         """A read of an event stream that does not simply pass: see `streams.py`. `first`: the head, if it is still

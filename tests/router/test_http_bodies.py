@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 
 import pytest
 
+from router.shell.framing import ChunkedBody
 from router.shell.http import Limits
 from tests.router.by_hand import client, plane
 from tests.router.wire import SSE_HEAD, Received, Site, chunk, event, json_answer, on_uvloop, post, until
@@ -181,3 +183,28 @@ async def test_a_refusal_after_the_head_has_the_form_of_its_path_and_its_method(
         caller = await site.call()
         caller.writer.write(post(b"x" * 11).replace(b"POST", b"HEAD"))
         assert (await caller.closed()).endswith(b"\r\n\r\n")
+
+
+@on_uvloop
+async def test_a_chunked_body_is_freed_at_once_however_it_ends() -> None:
+    """Its parser and itself hold each other, and the collector of cycles runs too seldom to be waited for: 80 uploads of
+    40 MB once left 3 GB behind.
+    """
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-model: m\r\ntransfer-encoding: chunked\r\n\r\n"
+    part = b"400\r\n" + b"x" * 1024 + b"\r\n"
+    gc.collect()
+    gc.disable()
+    try:
+        async with Site(json_answer()) as site:
+            caller = await site.call()
+            assert (await caller.ask(head + part + b"0\r\n\r\n")).status == 200
+            refused = await site.call()
+            assert (await refused.ask(head + part + b"zz\r\n")).status == 400
+            leaves = await site.call()
+            leaves.writer.write(head + part)
+            await until(lambda: site.plane.memory.held > 0)
+            leaves.writer.transport.abort()
+            await site.settled()
+            assert [each for each in gc.get_objects() if isinstance(each, ChunkedBody)] == []
+    finally:
+        gc.enable()

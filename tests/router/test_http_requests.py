@@ -125,6 +125,7 @@ async def test_local_pages() -> None:
         assert int(answer.fields["content-length"]) > 0
         site.dispatcher.accepting = False
         assert (await caller.ask(get.format("/ready").encode())).status == 503
+        caller = await site.call()  # while draining each answer closes its connection
         assert (await caller.ask(get.format("/health").encode())).status == 200
 
 
@@ -278,3 +279,29 @@ async def test_limits_are_named_in_the_answer() -> None:
         assert (await first.ask(post())).status == 200
         assert await (await site.call()).closed() == b""
         assert (await first.ask(post())).status == 200
+
+
+@on_uvloop
+async def test_an_alias_reaches_the_engine_as_the_models_own_name() -> None:
+    async with Site(json_answer()) as site:
+        caller = await site.call()
+        assert (await caller.ask(post(b'{"model":"alias","messages":[]}'))).status == 200
+        assert (await caller.ask(post(b'{"model": "m"}'))).status == 200
+        assert [json.loads(received.body)["model"] for received in site.engines[0].received] == ["m", "m"]
+        assert site.engines[0].received[0].field("content-length") == [str(len(b'{"model":"m","messages":[]}'))]
+        site.tell(served_model="theirs")
+        assert (await caller.ask(post(b'{"model":"alias"}'))).status == 200
+        assert json.loads(site.engines[0].received[2].body)["model"] == "theirs"
+
+
+@on_uvloop
+async def test_while_draining_each_answer_closes_its_connection() -> None:
+    """Else clients that keep their connections send on until the bound, and then lose what is in flight."""
+    async with Site(json_answer()) as site:
+        caller = await site.call()
+        assert "connection" not in (await caller.ask(post(b'{"model":"m"}'))).fields
+        site.dispatcher.accepting = False
+        answer = await caller.ask(post(b'{"model":"m"}'))
+        assert (answer.status, answer.fields["connection"]) == (200, "close")
+        assert await caller.closed() == b""
+        await site.settled()

@@ -56,7 +56,7 @@ async def test_events_pass_as_they_come_and_are_counted() -> None:
         assert site.dispatcher.endpoints["e0"].outcomes == {"success": 2}
 
 
-@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n\r\n", b"\n\n\r\n\r\n"])
 @on_uvloop
 async def test_any_split_of_the_bytes_gives_the_same_events(end: bytes) -> None:
     """Every cut position of a stream with two events in a chunk, an event over two chunks, and UTF-8."""

@@ -254,3 +254,12 @@ def test_standby_starting_and_unprobed_endpoints_get_nothing() -> None:
     assert story.started() == [waiting]
     assert isinstance(waiting.endpoint, Endpoint)
     assert waiting.endpoint.id == "a"
+
+
+@pytest.mark.parametrize(("field", "value"), [("limit", 10**400), ("limit", 0), ("capacity", 1e300), ("capacity", -1)])
+def test_a_number_that_no_endpoint_can_have_is_refused_and_nothing_is_applied(field: str, value: float) -> None:
+    story = Story(endpoint("a"))
+    with pytest.raises(BadTable, match=field):
+        story.tell(endpoint("b", **{field: value}))
+    assert list(story.dispatcher.endpoints) == ["a"]
+    assert story.dispatcher.tables()["test"].revision == 1
