@@ -24,7 +24,6 @@ NOT_ACTED_ON = (
     "spec.slo.ttft_seconds",
     "spec.signal.prometheus",
     "spec.variants.scale_target_ref",
-    "spec.variants.max_input_tokens",
     "spec.prediction.source",
     "spec.prediction.prometheus",
     "spec.warm_pool.sleeping",
@@ -32,9 +31,6 @@ NOT_ACTED_ON = (
     "spec.schedules",
     "spec.budget.period",
     "spec.rollout",
-    "spec.routing.policy",
-    "spec.routing.tenants",
-    "spec.routing.priorities",
 )
 """Fields that this version accepts and nothing reads; the list shrinks as they are built."""
 

@@ -39,6 +39,13 @@ class Priorities(Part):
     """Highest first."""
 
 
+class Session(Part):
+    """What the policy `session` keeps together."""
+
+    header: Text = "x-session-id"
+    """Request header that names the session."""
+
+
 class Retries(Part):
     """When a request may be tried on another replica."""
 
@@ -61,19 +68,28 @@ class Timeouts(Part):
     """Between two reads of a stream."""
     total_seconds: Seconds = 1800
     """All of it."""
+    progress_seconds: Seconds = 20
+    """A replica all of whose streams are silent for this long is hung: it gets no new requests until it is heard again.
+    Above the longest pause that an engine makes for one prompt."""
 
 
 class Routing(Part):
     """What the router does with this model's requests."""
 
     policy: Literal["least-load", "prefix", "session", "round-robin"] = "least-load"
-    """How a replica is picked; least-load is by load over capacity."""
+    """How a replica is picked. least-load: by load over capacity; prefix: prompts that begin alike go where the last one
+    went, as long as that replica is not much busier than the others; session: the same for a session's requests;
+    round-robin: in turns, by capacity."""
     queue: Queue = Queue()
     """Where requests wait."""
     tenants: Tenants | None = None
     """None = all requests are equal."""
     priorities: Priorities | None = None
     """None = one band."""
+    session: Session = Session()
+    """What the policy `session` keeps together."""
+    ramp_seconds: Count = 5
+    """A replica that begins to serve is given its full share over this long; 0 = at once."""
     retries: Retries = Retries()
     """When to try again."""
     timeouts: Timeouts = Timeouts()

@@ -40,6 +40,22 @@ class TimeoutsWire(Value, frozen=True, kw_only=True):
     first_byte_s: float
     between_bytes_s: float
     total_s: float
+    progress_s: float = 20.0
+
+
+class TenantsWire(Value, frozen=True, kw_only=True):
+    header: str = "x-tenant-id"
+    weights: dict[str, float] = {}
+    default: float = 1.0
+
+
+class PrioritiesWire(Value, frozen=True, kw_only=True):
+    header: str = "x-priority"
+    bands: tuple[str, ...] = ("system", "interactive", "batch")
+
+
+class SessionWire(Value, frozen=True, kw_only=True):
+    header: str = "x-session-id"
 
 
 class RoutingWire(Value, frozen=True, kw_only=True):
@@ -47,8 +63,10 @@ class RoutingWire(Value, frozen=True, kw_only=True):
     queue: QueueWire
     retries: RetriesWire
     timeouts: TimeoutsWire
-    tenants: dict[str, object] | None = None
-    priorities: dict[str, object] | None = None
+    tenants: TenantsWire | None = None
+    priorities: PrioritiesWire | None = None
+    session: SessionWire = SessionWire()
+    ramp_s: float = 5.0
 
 
 class SupplyWire(Value, frozen=True, kw_only=True):

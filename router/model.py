@@ -10,7 +10,7 @@ Units: seconds (`_s`), counts, bytes; ages relative to the sender; counters cumu
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -55,23 +55,49 @@ class Retries(Value, frozen=True):
 
 
 class Timeouts(Value, frozen=True):
-    """Bounds on the engine's side, each on its own."""
+    """Bounds on the engine's side, each on its own. `progress_s`: an endpoint all of whose event streams are silent for that long
+    is hung and gets no new requests."""
 
     connect_s: Positive = 2.0
     first_byte_s: Positive = 120.0
     between_bytes_s: Positive = 60.0
     total_s: Positive = 1800.0
+    progress_s: Positive = 20.0
+
+
+class Tenants(Value, frozen=True):
+    """Fairness between tenants while requests wait. `header` names the tenant; `weights`: shares of named ones, `default`: of
+    everybody else."""
+
+    header: Name = "x-tenant-id"
+    weights: dict[str, Positive] = {}
+    default: Positive = 1.0
+
+
+class Priorities(Value, frozen=True):
+    """Bands served strictly in order, highest first. `header` gives a band's name, or its number from 0."""
+
+    header: Name = "x-priority"
+    bands: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=16)] = ("system", "interactive", "batch")
+
+
+class Session(Value, frozen=True):
+    """`header` names the session that the policy `session` keeps at one endpoint."""
+
+    header: Name = "x-session-id"
 
 
 class Routing(Value, frozen=True):
-    """The policy's `routing`, durations in seconds. `tenants` and `priorities` are passed on as they came."""
+    """The policy's `routing`, durations in seconds. `ramp_s`: time over which an endpoint that begins to serve is given its full share."""
 
     policy: Literal["least-load", "prefix", "session", "round-robin"] = "least-load"
     queue: QueueBounds = QueueBounds()
     retries: Retries = Retries()
     timeouts: Timeouts = Timeouts()
-    tenants: dict[str, Any] | None = None
-    priorities: dict[str, Any] | None = None
+    tenants: Tenants | None = None
+    priorities: Priorities | None = None
+    session: Session = Session()
+    ramp_s: NotNegative = 5.0
 
 
 class Supply(Value, frozen=True):

@@ -13,15 +13,19 @@ from typing import Literal
 
 from autoscaler.model import LOADING, Now, Replica, ReplicaState, StartTime
 from autoscaler.policy import ScalingPolicy, Variant
+from autoscaler.policy_routing import Routing
 from autoscaler.wires import (
     EndpointWire,
     ModelWire,
+    PrioritiesWire,
     QueueWire,
     RetriesWire,
     RoutingWire,
+    SessionWire,
     SloWire,
     SupplyWire,
     TableWire,
+    TenantsWire,
     TimeoutsWire,
 )
 
@@ -121,12 +125,27 @@ def model(policy: ScalingPolicy, replicas: Sequence[Replica], start_times: Start
                 first_byte_s=routing.timeouts.first_byte_seconds,
                 between_bytes_s=routing.timeouts.between_bytes_seconds,
                 total_s=routing.timeouts.total_seconds,
+                progress_s=routing.timeouts.progress_seconds,
             ),
-            tenants=None if routing.tenants is None else routing.tenants.model_dump(by_alias=True),
-            priorities=None if routing.priorities is None else routing.priorities.model_dump(by_alias=True),
+            tenants=tenants(routing),
+            priorities=priorities(routing),
+            session=SessionWire(header=routing.session.header),
+            ramp_s=float(routing.ramp_seconds),
         ),
         supply=SupplyWire(eta_s=next_eta(policy, replicas, start_times, now)),
     )
+
+
+def tenants(routing: Routing) -> TenantsWire | None:
+    """Fairness between tenants, None = all requests are equal."""
+    told = routing.tenants
+    return None if told is None else TenantsWire(header=told.header, weights=dict(told.weights), default=told.default)
+
+
+def priorities(routing: Routing) -> PrioritiesWire | None:
+    """The bands, None = one."""
+    told = routing.priorities
+    return None if told is None else PrioritiesWire(header=told.header, bands=tuple(told.bands))
 
 
 def next_eta(policy: ScalingPolicy, replicas: Sequence[Replica], start_times: StartTimes, now: Now) -> float | None:

@@ -13,36 +13,30 @@ One request: `arrived` -> (Endpoint | QUEUED | Refusal); then `finished`, `faile
 |-------------------------------------|--------|-----------------------------------------------------------------|
 | `finished(request, outcome)`        | freed  | ended: the answer reached its end, or broke after its first byte |
 | `failed(request, outcome, sent)`    | freed  | Endpoint (send again there), QUEUED, or a Refusal                |
+| `full(request, status, retry_after)` | freed  | the same; or None: the slot is kept, pass the engine's answer on  |
 | `replayed(request)`                 | kept   | send again to the same endpoint on a fresh connection            |
 | `left(request)`                     | freed  | ended: the client is gone, wherever the request was              |
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final, Literal
 
-from router.core import admission, health, refusals, retries
-from router.core.endpoints import CLIENT_GONE, EJECTED, HALF_OPEN, SERVER_ERROR, SUCCESS, TIMEOUT, Endpoint
+from router.core import admission, health, limits, refusals, retries
+from router.core.endpoints import CLIENT_GONE, SATURATED, SERVER_ERROR, SUCCESS, TIMEOUT, Endpoint
 from router.core.models import Model
 from router.core.refusals import Refusal
 from router.core.requests import Request
-from router.core.tables import Tables
-from router.model import EngineLoad, IntentTable, LoadReport, ModelIntent, TableAck
+from router.core.upkeep import Upkeep
 
 QUEUED: Final = "queued"
-WAKE_EVERY_S = 1.0
-"""A model whose queue fills and empties all the time wakes the controller at most this often; it ticks by itself."""
+PUSHED_MAX: Final = 8
+"""Waiting requests that one with a better claim may push out of a full queue, for it may hold more bytes than they."""
 
 Verdict = Endpoint | Refusal | Literal["queued"]
 
 
-def _nothing() -> None:
-    """Default of the two hooks."""
-
-
-class Dispatcher:
+class Dispatcher(Upkeep):
     """Routing state. `router`, `boot`: names for the load report; `random`: gives [0, 1); `now`: start of this boot.
 
     For the shell and the admin side: `endpoints` by id, `names` (model names and aliases -> Model), `accepting`
@@ -50,26 +44,6 @@ class Dispatcher:
     called), `on_effects`, `effects` (request -> its refusal, None = send it to its `endpoint`), `refused_by_code`
     (refusals that no model in the tables accounts for: it was never one of them, or was removed).
     """
-
-    def __init__(self, *, router: str, boot: str, random: Callable[[], float], now: float) -> None:
-        self.router = router
-        self.boot = boot
-        self.accepting = True
-        self.seq = 0
-        self.on_wake: Callable[[], None] = _nothing
-        self.on_effects: Callable[[], None] = _nothing
-        self.effects: OrderedDict[Request, Refusal | None] = OrderedDict()
-        self.refused_by_code: dict[str, int] = {}
-        self._random = random
-        self._tables = Tables()
-        self.endpoints = self._tables.endpoints
-        self.names = self._tables.names
-        self._only: Model | None = None
-        self._boot_at = now
-        self._second = 0
-        self._second_ends = now + 1.0
-
-    # ---- data path
 
     def arrived(self, request: Request, now: float) -> Verdict:
         """A whole request is here: an Endpoint = send it there; QUEUED = it comes back as an effect; or a Refusal."""
@@ -84,8 +58,10 @@ class Dispatcher:
         meter = model.meter
         meter.arrived_now += 1
         meter.tokens_in_now += request.tokens_in
+        if model.order is not None:
+            model.order.classify(request)
         if not model.queue.count:
-            endpoint = model.candidates.pick(self._random)
+            endpoint = model.pick(request)
             if endpoint is not None:
                 self._bind(request, endpoint, now)
                 return endpoint
@@ -108,12 +84,13 @@ class Dispatcher:
         if outcome == SUCCESS:
             meter.service_count += 1
             meter.service_sum += now - request.started_at
+            endpoint.heard_at = now
             if not endpoint.plain:
                 self._judge(endpoint, request, outcome, now)
         else:
             self._judge(endpoint, request, outcome, now)
         if model.queue.count:
-            self._pump(model, now)
+            self._pump(model, now, endpoint)
 
     def failed(self, request: Request, outcome: int, now: float, *, sent: bool) -> Verdict:
         """The attempt ended without a byte of an answer; `sent`: the request had left. Frees the slot; maybe again."""
@@ -137,6 +114,28 @@ class Dispatcher:
             self._pump(model, now)
         return verdict
 
+    def full(self, request: Request, status: int, retry_after_s: float | None, now: float) -> Verdict | None:
+        """The engine answered 429 or 503: it did not take the request. None = the answer is to be passed on, the slot is
+        kept until `finished`; otherwise as `failed`. Either way the endpoint is spared for a while.
+        """
+        endpoint = request.endpoint
+        assert endpoint is not None, "full without an endpoint"
+        model = request.model
+        limits.refused(endpoint, endpoint.in_flight - 1, now)
+        health.full(endpoint, status, retry_after_s, now)
+        rules = model.intent.routing.retries
+        again = retries.may_retry(rules, request.attempts, sent=False) and self.names.get(model.name) is model
+        if not again or not model.budget.spend(model.meter.asked_for(), rules.budget_percent):
+            model.refresh(now)
+            return None
+        self._release(request, endpoint, SATURATED, now)
+        model.refresh(now)
+        request.tried = (*request.tried, endpoint)
+        verdict = self._again(request, model, now)
+        if model.queue.count:
+            self._pump(model, now)
+        return verdict
+
     def replayed(self, request: Request) -> None:
         """The keep-alive race: the same endpoint again, the slot stays held; the attempt gets the next number."""
         request.attempts += 1
@@ -151,139 +150,18 @@ class Dispatcher:
             request.model.queue.discard(request, now)
             request.model.meter.outcomes[CLIENT_GONE] += 1
 
-    def count_refusal(self, refusal: Refusal) -> Refusal:
-        """File a refusal that no model accounts for; the shell's own, before a model is known, are among them."""
-        self.refused_by_code[refusal.code] = self.refused_by_code.get(refusal.code, 0) + 1
-        return refusal
-
-    # ---- time
-
-    def expired(self, now: float) -> None:
-        """Do what is due by `now`: evictions, half-open endpoints, complete seconds. An early call does nothing."""
-        if now >= self._second_ends:
-            self._roll(now)
-        for endpoint in list(self.endpoints.values()):
-            if health.resumed(endpoint, now) | health.reopened(endpoint, now):
-                self._refresh(endpoint, now)
-        for model in self._tables.models.values():
-            deadline = model.queue.deadline()
-            while deadline is not None and deadline <= now:
-                request = model.queue.take(now)
-                eta_s, freed_per_s = model.eta_s(now), model.meter.served_per_s()
-                refusal = admission.evicted(model.queue, model.name, eta_s, freed_per_s)
-                model.meter.refuse(refusal.code)
-                self.effects[request] = refusal
-                deadline = model.queue.deadline()
-
-    def next_deadline(self) -> float | None:
-        """The earliest moment at which `expired` has more to do than to count seconds; None = nothing is due."""
-        due = [endpoint.retry_at for endpoint in self.endpoints.values() if endpoint.health == EJECTED]
-        due += [endpoint.paused_until for endpoint in self.endpoints.values() if endpoint.paused_until]
-        for model in self._tables.models.values():
-            deadline = model.queue.deadline()
-            if deadline is not None:
-                due.append(deadline)
-        return min(due, default=None)
-
-    # ---- admin side
-
-    @property
-    def has_table(self) -> bool:
-        """Was any intent table applied."""
-        return bool(self._tables.held)
-
-    def models(self) -> tuple[ModelIntent, ...]:
-        """What was told about each model, by name."""
-        return tuple(model.intent for _, model in sorted(self._tables.models.items()))
-
-    def model_states(self) -> tuple[Model, ...]:
-        """Live state of each model (meters, queue, gauges), by name: for the metrics page; read only."""
-        return tuple(model for _, model in sorted(self._tables.models.items()))
-
-    def tables(self) -> dict[str, IntentTable]:
-        """The table held of each source, for persisting."""
-        return dict(self._tables.held)
-
-    def apply(self, table: IntentTable, now: float) -> TableAck:
-        """Apply the whole table of one source; what it omits becomes absent (finishes, then is gone). Same pair, same
-        body: nothing.
-
-        Raises `StaleTable` for a lower (epoch, revision), `TableMismatch` for the pair held with another body,
-        `BadTable` for a model name or an endpoint id that another source owns.
-        """
-        if self._tables.apply(table, now):
-            for model in self._tables.take_removed():
-                self._dismiss(model, now)
-            models = self._tables.models
-            self._only = next(iter(models.values())) if len(models) == 1 else None
-            for model in models.values():
-                model.refresh()
-                if model.queue.count:
-                    self._pump(model, now)
-            for endpoint in self.endpoints.values():
-                self._tell_drained(endpoint)
-            self._after_admin()
-        return self.acknowledgement(table.source)
-
-    def acknowledgement(self, source: str) -> TableAck:
-        """What is held of a source and the state of its endpoints. Raises `KeyError` for an unknown source."""
-        return self._tables.acknowledgement(source)
-
-    def probed(self, endpoint_id: str, ok: bool, now: float) -> None:
-        """Result of an active probe. Unknown ids (gone meanwhile) are ignored."""
-        endpoint = self.endpoints.get(endpoint_id)
-        if endpoint is None:
-            return
-        before, returns = endpoint.health, ok and endpoint.soft
-        if health.probed(endpoint, ok, now):
-            self._wake()
-        if endpoint.health != before or returns:
-            self._refresh(endpoint, now)
-            self._after_admin()
-
-    def engine_read(self, endpoint_id: str, load: EngineLoad, now: float) -> None:
-        """What an engine reports about itself, read at `now` (minus its own `age_s`). Unknown ids are ignored."""
-        endpoint = self.endpoints.get(endpoint_id)
-        if endpoint is not None:
-            endpoint.engine_load = load
-            endpoint.engine_read_at = now - (load.age_s or 0.0)
-
-    def report(self, now: float) -> LoadReport:
-        """Wire 1 as of `now`."""
-        if now >= self._second_ends:
-            self._roll(now)
-        return LoadReport(
-            router=self.router,
-            boot=self.boot,
-            seq=self.seq,
-            second=self._second,
-            held={source: (table.epoch, table.revision) for source, table in self._tables.held.items()},
-            accepting=self.accepting,
-            models={name: model.load(now) for name, model in self._tables.models.items()},
-            endpoints={endpoint.id: endpoint.load(now) for endpoint in self.endpoints.values()},
-        )
-
     # ---- inside
-
-    def _bind(self, request: Request, endpoint: Endpoint, now: float) -> None:
-        """Give a slot of a routable endpoint to a request."""
-        endpoint.in_flight += 1
-        request.model.in_flight += 1
-        request.endpoint = endpoint
-        request.attempts += 1
-        request.started_at = now
-        if endpoint.health == HALF_OPEN:
-            endpoint.probe = request
-            request.model.refresh()
 
     def _again(self, request: Request, model: Model, now: float) -> Verdict:
         """Another attempt: elsewhere at once, or at the head of the queue."""
         model.meter.retries += 1
-        other = model.candidates.again(request.tried)
+        other = model.candidates.again(request)
         if other is not None:
             self._bind(request, other, now)
             return other
-        model.queue.put_back(request, now)
+        if model.order is None:
+            request.band, request.tenant_name, request.tenant_weight = 0, "", 1.0
+        model.queue.put_ahead(request, now)
         if model.queue.count == 1:
             self._wake_for(model, now, always=not model.existing)
         return QUEUED
@@ -303,42 +181,39 @@ class Dispatcher:
         few = request.model.few_ready
         if outcome == SUCCESS:
             health.succeeded(endpoint)
-        elif SERVER_ERROR <= outcome < CLIENT_GONE and health.failed(endpoint, outcome, now, few=few(endpoint)):
+        elif SERVER_ERROR <= outcome < CLIENT_GONE and health.failed(
+            endpoint, outcome, request.started_at, now, few=few(endpoint)
+        ):
             self._wake()
+        if outcome <= SERVER_ERROR:
+            endpoint.heard_at = now
         if endpoint.probe is request:  # a probing request that proved nothing: another may try
             endpoint.probe = None
         endpoint.settle()
         self._tables.drop_if_gone(endpoint)
         self._tell_drained(endpoint)
         if (endpoint.routable, endpoint.health) != before:
-            request.model.refresh()
-
-    def _refresh(self, endpoint: Endpoint, now: float) -> None:
-        """An endpoint's health changed outside of a request."""
-        endpoint.settle()
-        model = self.names.get(endpoint.model)
-        if model is not None:
-            model.refresh()
-            if model.queue.count:
-                self._pump(model, now)
+            request.model.refresh(now)
 
     def _enqueue(self, request: Request, model: Model, now: float) -> Verdict:
         """No slot now: wait, or be told why not."""
         queue = model.queue
-        if (
-            queue.count and queue.count == queue.retried
-        ):  # who waits only keeps away from what failed it: no line to join
-            endpoint = model.candidates.pick(self._random)
+        if queue.count and queue.count == queue.retried:  # who waits wants a certain endpoint: no line to join
+            endpoint = model.pick(request)
             if endpoint is not None:
                 self._bind(request, endpoint, now)
                 return endpoint
         if not model.existing:
             eta_s, timeout_s = model.eta_s(now), queue.bounds.timeout_s
+            if request.patience_s is not None:
+                timeout_s = min(timeout_s, request.patience_s)
             if eta_s is not None and eta_s > timeout_s:
                 self._wake_for(model, now, always=not queue.count)
                 model.meter.refuse("no_capacity")
                 return admission.none_in_time(model.name, eta_s, timeout_s)
-        if not queue.has_room(request.size):
+        if model.order is None:
+            request.band, request.tenant_name, request.tenant_weight = 0, "", 1.0
+        if not queue.has_room(request.size) and not self._make_room(request, model, now):
             model.meter.refuse("queue_full")
             return admission.full(queue, request.size, model.meter.served_per_s())
         queue.put(request, now)
@@ -346,54 +221,17 @@ class Dispatcher:
             self._wake_for(model, now, always=not model.existing)
         return QUEUED
 
-    def _pump(self, model: Model, now: float) -> None:
-        """Free slots go to whoever waits longest; one that only an endpoint it tried could take lets others by."""
-        queue, passed = model.queue, []
-        while (request := queue.head()) is not None:
-            candidates = model.candidates
-            endpoint = candidates.again(request.tried) if request.tried else candidates.pick(self._random)
-            if endpoint is not None:
-                queue.take(now)
-                self._bind(request, endpoint, now)
-                self.effects[request] = None
-            elif request.tried:
-                passed.append(queue.set_aside())
-            else:
-                break
-        for request in reversed(passed):
-            queue.restore(request)
-
-    def _dismiss(self, model: Model, now: float) -> None:
-        """Its source removed the model: who waits is refused, who is in flight finishes."""
-        while model.queue.head() is not None:
-            request = model.queue.take(now)
-            model.meter.refuse(refusals.MODEL_REMOVED.code)
-            self.effects[request] = self.count_refusal(refusals.MODEL_REMOVED)
-        model.refresh()
-
-    def _tell_drained(self, endpoint: Endpoint) -> None:
-        if endpoint.drained and not endpoint.drained_told:
-            endpoint.drained_told = True
-            self._wake()
-
-    def _wake_for(self, model: Model, now: float, *, always: bool) -> None:
-        if always or model.waked_at is None or now - model.waked_at >= WAKE_EVERY_S:
-            model.waked_at = now
-            self._wake()
-
-    def _wake(self) -> None:
-        self.seq += 1
-        self.on_wake()
-
-    def _after_admin(self) -> None:
-        if self.effects:
-            self.on_effects()
-
-    def _roll(self, now: float) -> None:
-        """File the complete seconds."""
-        seconds = int(now - self._boot_at) - self._second
-        if seconds > 0:
-            for model in self._tables.models.values():
-                model.meter.roll(seconds)
-            self._second += seconds
-        self._second_ends = self._boot_at + self._second + 1
+    def _make_room(self, request: Request, model: Model, now: float) -> bool:
+        """In a full queue, refuse those whose claim to a place is worse. True when this one fits then."""
+        queue = model.queue
+        if model.order is None or not queue.bounds.max_requests or request.size > queue.bounds.max_bytes:
+            return False
+        for _ in range(PUSHED_MAX):
+            out = queue.push_out(request, now)
+            if out is None:
+                return False
+            model.meter.refuse("pushed_out")
+            self.effects[out] = admission.pushed_out(queue, model.meter.served_per_s())
+            if queue.has_room(request.size):
+                return True
+        return False

@@ -83,8 +83,13 @@ def share_of(limit: int, share: float) -> int:
 
 
 class Endpoint:
-    """One replica in this router. `limit` is this router's share; `capacity` weighs the pick; `failures`: failed
-    attempts in a row, `server_errors` of them answered; `soft`: out for server errors alone; `pool` is the shell's own.
+    """One replica in this router.
+
+    `told_limit`: this router's share of its limit · `limit`: that after correction (`limits.py`: `squeeze`, `ttft_*`,
+    `engine_waits`) · `weight`: its capacity in the pick, less while it ramps up · `serving`: active and ready, since
+    `serving_since` · `failures`: failed attempts in a row, `server_errors` of them answered · `soft`: out for server errors
+    alone · `hung`: out because all its streams went silent · `heard_at`: when bytes of an answer last came, to a few
+    beats · `turn`, `points`: its places in the round and on the ring (`picking.py`, `affinity.py`) · `pool`: the shell's own.
     """
 
     __slots__ = (
@@ -95,16 +100,21 @@ class Endpoint:
         "engine",
         "engine_load",
         "engine_read_at",
+        "engine_waits",
         "failures",
         "health",
+        "heard_at",
         "host",
+        "hung",
         "id",
         "in_flight",
         "intent",
         "limit",
+        "max_input_tokens",
         "model",
         "paused_until",
         "plain",
+        "points",
         "pool",
         "port",
         "probe",
@@ -112,12 +122,22 @@ class Endpoint:
         "retry_at",
         "served_model",
         "server_errors",
+        "serving",
+        "serving_since",
         "soft",
         "source",
+        "squeeze",
+        "squeezed_at",
         "starting",
+        "told_limit",
+        "ttft_best",
+        "ttft_count",
+        "ttft_usual",
+        "turn",
         "url",
         "variant",
         "version",
+        "weight",
     )
 
     def __init__(self, intent: EndpointIntent, source: str, model: str, share: float) -> None:
@@ -139,6 +159,18 @@ class Endpoint:
         self.probe_failures = 0
         self.engine_load = EngineLoad()
         self.engine_read_at: float | None = None
+        self.engine_waits = False
+        self.heard_at = 0.0
+        self.hung = False
+        self.serving = False
+        self.serving_since = 0.0
+        self.squeeze = 1.0
+        self.squeezed_at = 0.0
+        self.ttft_best = float("inf")
+        self.ttft_count = 0
+        self.ttft_usual: float | None = None
+        self.turn = 0.0
+        self.points: tuple[int, ...] = ()
         self.pool: Any = None
         self.tell(intent, share)
 
@@ -147,8 +179,10 @@ class Endpoint:
         self.engine = intent.engine
         self.variant = intent.variant
         self.version = intent.version
-        self.capacity = intent.capacity
-        self.limit = share_of(intent.limit, share)
+        self.capacity = self.weight = intent.capacity
+        self.told_limit = share_of(intent.limit, share)
+        self.limit = max(1, round(self.told_limit * self.squeeze))
+        self.max_input_tokens = intent.max_input_tokens
         self.intent: str = intent.intent
         self.starting = intent.starting
         self.served_model: str | None = intent.served_model

@@ -12,18 +12,27 @@ says whether they would not be, `Model.few_ready`):
 
 | what failed in a row                 | health    | few = False     | few = True            |
 |--------------------------------------|-----------|-----------------|-----------------------|
-| no connection                        | any       | ejected         | ejected               |
+| no connection, or all waited in vain | any       | ejected         | ejected               |
 | 3 cuts or time-outs                  | ready     | ejected         | ejected               |
 | a cut or time-out                    | half-open | ejected         | ejected               |
 | 3 failures, server errors among them | ready     | ejected, `soft` | stays ready           |
 | a server error                       | half-open | ejected, `soft` | ready: it does answer |
 
 A `soft` ejection ends at once when it comes to that later (`pardon`).
+
+Progress: an engine that hangs may answer its probes for hours. So an endpoint all of whose event streams were silent for
+`progress_s` is ejected (`silent`), while its streams wait on, each for its own bound; when one of them is heard again,
+the endpoint is back at once (`heard`). And a request that waited in vain while others did too and nothing at all came
+from their endpoint is as certain a sign as a refused connection; one that waited alone, or while others were served, is
+one failure of three: it may be the request.
+
+Saturation: 429 and 503 are an engine's way to say that it is full. They are no failure: `full` pauses the endpoint for
+as long as it asks, within bounds, and `limits.py` takes its limit down.
 """
 
 from __future__ import annotations
 
-from router.core.endpoints import CUT, EJECTED, HALF_OPEN, READY, SERVER_ERROR, UNKNOWN, UNREACHABLE, Endpoint
+from router.core.endpoints import CUT, EJECTED, HALF_OPEN, READY, SERVER_ERROR, TIMEOUT, UNKNOWN, UNREACHABLE, Endpoint
 
 EJECT_AFTER = 3
 BACK_OFF_S = 1.0
@@ -33,6 +42,11 @@ PAUSE_S = 0.1
 listener (seen on Linux 6.1), so whoever is sent there in that gap is lost, while a moment later the connection is
 refused and the request goes elsewhere.
 """
+FULL_PAUSE_S = 0.25
+"""A full endpoint that does not say when to come back gets nothing for this long."""
+FULL_PAUSE_MAX_S = 10.0
+BUSY_PAUSE_MAX_S = 1.0
+"""A 429 may be about one client's quota, so it pauses the endpoint for everybody only this long."""
 
 
 def succeeded(endpoint: Endpoint) -> None:
@@ -43,16 +57,17 @@ def succeeded(endpoint: Endpoint) -> None:
     endpoint.failures = endpoint.server_errors = 0
 
 
-def failed(endpoint: Endpoint, outcome: int, now: float, *, few: bool) -> bool:
-    """A failed attempt (UNREACHABLE, TIMEOUT, CUT or SERVER_ERROR). `few`: without this endpoint too few would be
-    ready. True when it ejected the endpoint.
+def failed(endpoint: Endpoint, outcome: int, sent_at: float, now: float, *, few: bool) -> bool:
+    """A failed attempt (UNREACHABLE, TIMEOUT, CUT or SERVER_ERROR) that was sent at `sent_at`. `few`: without this
+    endpoint too few would be ready. True when it ejected the endpoint.
     """
     endpoint.failures += 1
     if outcome == SERVER_ERROR:
         endpoint.server_errors += 1
     elif outcome == CUT:
         endpoint.paused_until = now + PAUSE_S
-    certain = outcome == UNREACHABLE or endpoint.failures - endpoint.server_errors >= EJECT_AFTER
+    mute = outcome == TIMEOUT and endpoint.heard_at < sent_at and endpoint.in_flight > 0
+    certain = outcome == UNREACHABLE or mute or endpoint.failures - endpoint.server_errors >= EJECT_AFTER
     if endpoint.health == EJECTED:
         endpoint.soft = endpoint.soft and not certain
         return False
@@ -71,7 +86,7 @@ def failed(endpoint: Endpoint, outcome: int, now: float, *, few: bool) -> bool:
 def eject(endpoint: Endpoint, now: float) -> None:
     """Take it out of the pick until its back-off is over."""
     endpoint.health = EJECTED
-    endpoint.soft = False
+    endpoint.soft = endpoint.hung = False
     endpoint.probe = None
     endpoint.ejections += 1
     endpoint.retry_at = now + min(BACK_OFF_S * 2 ** min(endpoint.ejections - 1, 10), BACK_OFF_MAX_S)
@@ -80,7 +95,7 @@ def eject(endpoint: Endpoint, now: float) -> None:
 def admit(endpoint: Endpoint) -> None:
     """It may be given requests."""
     endpoint.health = READY
-    endpoint.soft = False
+    endpoint.soft = endpoint.hung = False
     endpoint.probe = None
 
 
@@ -106,6 +121,34 @@ def probed(endpoint: Endpoint, ok: bool, now: float) -> bool:
         eject(endpoint, now)
         return True
     return False
+
+
+def silent(endpoint: Endpoint, now: float, progress_s: float) -> bool:
+    """It has event streams under way; has nothing come from it for too long. True when that ejected it."""
+    if endpoint.health != READY or now - endpoint.heard_at <= progress_s:
+        return False
+    eject(endpoint, now)
+    endpoint.hung = True
+    return True
+
+
+def heard(endpoint: Endpoint, at: float) -> bool:
+    """Bytes of a stream came at `at`. True when that brought a hung endpoint back."""
+    if at <= endpoint.heard_at:
+        return False
+    endpoint.heard_at = at
+    if not endpoint.hung or endpoint.health == READY:
+        return False
+    admit(endpoint)
+    endpoint.failures = endpoint.server_errors = 0
+    return True
+
+
+def full(endpoint: Endpoint, status: int, retry_after_s: float | None, now: float) -> None:
+    """It answered that it is full: nothing for as long as it asks."""
+    longest_s = BUSY_PAUSE_MAX_S if status == 429 else FULL_PAUSE_MAX_S
+    pause_s = FULL_PAUSE_S if retry_after_s is None else min(max(retry_after_s, FULL_PAUSE_S), longest_s)
+    endpoint.paused_until = max(endpoint.paused_until, now + pause_s)
 
 
 def resumed(endpoint: Endpoint, now: float) -> bool:

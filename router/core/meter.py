@@ -23,6 +23,8 @@ SECONDS_KEPT = 120
 TTFT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 BYTES_PER_TOKEN = 4
+MEAN_OUTPUT = 256.0
+"""Tokens of an answer as long as none was seen: what a request that names no bound is expected to cost besides its prompt."""
 
 
 class Buckets:
@@ -52,13 +54,14 @@ class Buckets:
 
 
 class Meter:
-    """Counters of one model. The `*_now` fields are of the second that runs."""
+    """Counters of one model. The `*_now` fields are of the second that runs; `mean_output`: tokens of an answer lately."""
 
     __slots__ = (
         "arrived",
         "arrived_now",
         "arrived_total",
         "gap",
+        "mean_output",
         "outcomes",
         "refused",
         "replays",
@@ -85,6 +88,7 @@ class Meter:
         self.served: deque[int] = deque(maxlen=SECONDS_KEPT)
         self.arrived_now = self.tokens_in_now = self.tokens_out_now = self.shed_now = self.served_now = 0
         self.arrived_total = 0
+        self.mean_output = MEAN_OUTPUT
         self.service_count = 0
         self.service_sum = 0.0
         self.outcomes = [0] * len(OUTCOMES)
@@ -107,6 +111,9 @@ class Meter:
         for _ in range(min(seconds - 1, SECONDS_KEPT)):
             for ring in (self.arrived, self.tokens_in, self.tokens_out, self.shed, self.served):
                 ring.append(0)
+        tokens, served = sum(self.tokens_out), sum(self.served)
+        if tokens and served:
+            self.mean_output = tokens / served
 
     def refuse(self, code: str) -> None:
         """Count a refused request under its code (a small fixed set) and as shed."""

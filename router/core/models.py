@@ -12,13 +12,15 @@ takes those back that it no longer allows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from router.core import health
-from router.core.admission import Queue
-from router.core.endpoints import READY, Endpoint
+from router.core import health, limits
+from router.core.admission import Order, Queue
+from router.core.endpoints import EJECTED, READY, Endpoint
 from router.core.meter import Meter
-from router.core.picking import Candidates
+from router.core.picking import LEAST_LOAD, POLICIES, Candidates
+from router.core.requests import Request
 from router.core.retries import RetryBudget
 from router.model import ModelIntent, ModelLoad, Timeouts
 
@@ -28,7 +30,8 @@ READY_SHARE_KEPT: Final = 0.5
 
 class Model:
     """State of one model. `in_flight` counts slots held on all its endpoints; `existing` its active endpoints that do
-    not start any more.
+    not start any more; `pick`: the policy's choice for a request that failed nowhere yet; `order`: None = all requests are
+    equal; `ramping`: some endpoint's weight still grows.
     """
 
     __slots__ = (
@@ -40,19 +43,24 @@ class Model:
         "intent",
         "meter",
         "name",
+        "order",
+        "pick",
         "queue",
+        "ramping",
         "source",
         "supply_at",
         "timeouts",
         "waked_at",
     )
 
-    def __init__(self, intent: ModelIntent, source: str, now: float) -> None:
+    def __init__(self, intent: ModelIntent, source: str, random: Callable[[], float], now: float) -> None:
         self.name = intent.name
-        self.endpoints: list[Endpoint] = []
-        self.candidates = Candidates()
-        self.existing = 0
+        self.endpoints: dict[Endpoint, None] = {}
         self.in_flight = 0
+        self.candidates = Candidates(random, self)
+        self.pick: Callable[[Request], Endpoint | None] = self.candidates.two
+        self.existing = 0
+        self.ramping = False
         self.meter = Meter()
         self.budget = RetryBudget()
         self.queue = Queue(intent.routing.queue, self.meter.wait)
@@ -63,19 +71,55 @@ class Model:
         """Take over what the source says at `now`."""
         self.intent = intent
         self.source = source
-        self.queue.bounds = intent.routing.queue
-        self.timeouts: Timeouts = intent.routing.timeouts
+        routing = intent.routing
+        order = Order(routing)
+        self.order = order if routing.tenants or routing.priorities else None
+        self.queue.tell(routing.queue, order.bands)
+        self.candidates.session = routing.session.header.lower()
+        self.timeouts: Timeouts = routing.timeouts
         self.supply_at = now
 
-    def refresh(self) -> None:
+    def refresh(self, now: float) -> None:
         """Rebuild what the pick reads, after an endpoint came, went or changed its state; take those back that may no
         longer be left out.
         """
         if any(endpoint.soft for endpoint in self.endpoints) and self.few_ready():
             for endpoint in self.endpoints:
                 health.pardon(endpoint)
+        for endpoint in self.endpoints:
+            serving = endpoint.exists and endpoint.health == READY
+            if serving and not endpoint.serving:
+                endpoint.serving_since = now
+            endpoint.serving = serving
+        self._ramp(now)
         self.candidates.rebuild(self.endpoints)
         self.existing = sum(endpoint.exists for endpoint in self.endpoints)
+        steps = POLICIES[self.intent.routing.policy]
+        plain = steps is LEAST_LOAD and self.candidates.sized is None
+        self.pick = self.candidates.two if plain else self._by_policy
+
+    def ramp(self, now: float) -> None:
+        """Time passed: weights grow."""
+        self._ramp(now)
+        self.candidates.weigh()
+
+    def _ramp(self, now: float) -> None:
+        ramp_s = self.intent.routing.ramp_s
+        growing = [endpoint for endpoint in self.endpoints if limits.ramped(endpoint, now, ramp_s)]
+        self.ramping = bool(growing)
+
+    def _by_policy(self, request: Request) -> Endpoint | None:
+        return self.candidates.by(request, POLICIES[self.intent.routing.policy])
+
+    def shortage(self) -> str:
+        """Why a request got no endpoint, in words."""
+        existing = [endpoint for endpoint in self.endpoints if endpoint.exists]
+        ejected = sum(endpoint.health == EJECTED for endpoint in existing)
+        if not existing:
+            return f"no replica of {self.name!r} was there"
+        if ejected == len(existing):
+            return f"no replica of {self.name!r} could be reached ({ejected} ejected)"
+        return f"no replica of {self.name!r} had room"
 
     def few_ready(self, without: Endpoint | None = None) -> bool:
         """Are fewer than `READY_SHARE_KEPT` of the endpoints that are to serve ready, not counting `without` as such."""

@@ -9,6 +9,8 @@ in flight is kept in `former`, so that it is the same object when it comes back 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from router.core.endpoints import ABSENT, Endpoint
 from router.core.models import Model
 from router.errors import BadTable, StaleTable, TableMismatch
@@ -20,9 +22,10 @@ class Tables:
     ones included.
     """
 
-    __slots__ = ("_removed", "endpoints", "former", "held", "models", "names")
+    __slots__ = ("_random", "_removed", "endpoints", "former", "held", "models", "names")
 
-    def __init__(self) -> None:
+    def __init__(self, random: Callable[[], float]) -> None:
+        self._random = random
         self.held: dict[str, IntentTable] = {}
         self.models: dict[str, Model] = {}
         self.names: dict[str, Model] = {}
@@ -70,8 +73,8 @@ class Tables:
             if self.endpoints.get(endpoint.id) is endpoint:
                 del self.endpoints[endpoint.id]
             for model in (self.models.get(endpoint.model), self.former.get(endpoint.model)):
-                if model is not None and endpoint in model.endpoints:
-                    model.endpoints.remove(endpoint)
+                if model is not None:
+                    model.endpoints.pop(endpoint, None)
 
     def _is_newer(self, table: IntentTable) -> bool:
         held = self.held.get(table.source)
@@ -112,7 +115,7 @@ class Tables:
     def _tell_model(self, intent: ModelIntent, source: str, now: float) -> None:
         model = self.models.get(intent.name)
         if model is None:
-            model = self.former.pop(intent.name, None) or Model(intent, source, now)
+            model = self.former.pop(intent.name, None) or Model(intent, source, self._random, now)
             self.models[intent.name] = model
         model.tell(intent, source, now)
         for name in (intent.name, *intent.aliases):
@@ -124,13 +127,12 @@ class Tables:
         if endpoint is not None:
             if endpoint.url == intent.url and endpoint.model == model.name and endpoint.source == table.source:
                 endpoint.tell(intent, table.share)
-                if endpoint not in model.endpoints:
-                    model.endpoints.append(endpoint)
+                model.endpoints[endpoint] = None
                 return
             self._retire(endpoint)
         endpoint = Endpoint(intent, table.source, model.name, table.share)
         self.endpoints[intent.id] = endpoint
-        model.endpoints.append(endpoint)
+        model.endpoints[endpoint] = None
 
     def _retire(self, endpoint: Endpoint) -> None:
         endpoint.intent = ABSENT

@@ -205,6 +205,8 @@ class Client(asyncio.Protocol):
             plane.send(exchange, verdict)
         elif isinstance(verdict, Refusal):
             self.refuse(exchange, verdict)
+        elif plane.dispatcher.effects:  # it pushed others out of the queue
+            plane.apply_effects()
 
     def _asked(self, exchange: Exchange) -> str | None:
         """The model asked for; fills the token estimates on the way."""

@@ -11,6 +11,7 @@ from router.core.retries import attempt_id
 from router.shell.bodies import renamed
 from router.shell.heads import RequestHead
 from router.shell.lines import CRLF
+from router.shell.prefix import prefix_key
 
 if TYPE_CHECKING:
     from router.shell.client import Client
@@ -39,6 +40,19 @@ class Exchange(Request):
         self.upstream: Upstream | None = None
         self.replayed = False
         self.reserved = 0
+
+    @property
+    def patience_s(self) -> float | None:
+        """The client's own bound on waiting."""
+        return self.head.patience_s
+
+    def field(self, name: str) -> str | None:
+        """A header of the request."""
+        return self.head.field(name.encode("latin-1", "replace"))
+
+    def prefix_key(self) -> int | None:
+        """By the beginning of the prompt."""
+        return None if self.head.encoded else prefix_key(self.body)
 
     def message(self, endpoint: Endpoint) -> tuple[bytes, bytes | bytearray]:
         """Head and body for this attempt at `endpoint`: our ids in, the rest as it came."""

@@ -25,9 +25,17 @@ TABLE: dict[str, Any] = {
                 "policy": "least-load",
                 "queue": {"max_requests": 100, "max_bytes": 1048576, "timeout_s": 20.0},
                 "retries": {"budget_percent": 10.0, "max_attempts": 2, "idempotent": False},
-                "timeouts": {"connect_s": 1.0, "first_byte_s": 60.0, "between_bytes_s": 30.0, "total_s": 600.0},
-                "tenants": {"header": "x-tenant"},
+                "timeouts": {
+                    "connect_s": 1.0,
+                    "first_byte_s": 60.0,
+                    "between_bytes_s": 30.0,
+                    "total_s": 600.0,
+                    "progress_s": 15.0,
+                },
+                "tenants": {"header": "x-tenant", "weights": {"gold": 3.0}, "default": 1.0},
                 "priorities": None,
+                "session": {"header": "x-session-id"},
+                "ramp_s": 5.0,
             },
             "supply": {"eta_s": 41.0},
             "versions": {"v1": 0.95, "v2": 0.05},
@@ -132,10 +140,16 @@ routings = st.fixed_dictionaries(
             {"budget_percent": seconds, "max_attempts": st.integers(1, 10), "idempotent": st.booleans()}
         ),
         "timeouts": st.fixed_dictionaries(
-            dict.fromkeys(("connect_s", "first_byte_s", "between_bytes_s", "total_s"), positive)
+            dict.fromkeys(("connect_s", "first_byte_s", "between_bytes_s", "total_s", "progress_s"), positive)
         ),
-        "tenants": maybe(st.dictionaries(names, st.one_of(names, counts, st.booleans()), max_size=2)),
-        "priorities": maybe(st.dictionaries(names, counts, max_size=2)),
+        "tenants": maybe(
+            st.fixed_dictionaries(
+                {"header": names, "weights": st.dictionaries(names, positive, max_size=2), "default": positive}
+            )
+        ),
+        "priorities": maybe(st.fixed_dictionaries({"header": names, "bands": st.lists(names, min_size=1, max_size=3)})),
+        "session": st.fixed_dictionaries({"header": names}),
+        "ramp_s": seconds,
     }
 )
 

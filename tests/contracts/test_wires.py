@@ -199,7 +199,7 @@ def test_a_model_name_has_one_owner() -> None:
 
 # ---- Names and units that a machine can check ----
 
-TIMELESS_FLOATS = {"share", "capacity", "budget_percent", "running", "waiting", "kv", "sum", "le"}
+TIMELESS_FLOATS = {"share", "default", "capacity", "budget_percent", "running", "waiting", "kv", "sum", "le"}
 """Floats that are no durations: fractions, units, percent, engine gauges; `sum` and `le` are inside `*_s` objects."""
 
 

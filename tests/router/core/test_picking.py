@@ -49,6 +49,7 @@ def test_one_random_number_a_pick_and_its_extremes_stay_in_range() -> None:
     for value in (0.0, 0.1, 0.5, 0.999999, 1 - 2**-53):
         drawn: list[float] = []
         story = Story(*(endpoint(name, limit=2, capacity=0.1) for name in "abc"))
-        story.dispatcher._random = lambda value=value, drawn=drawn: drawn.append(value) or value  # type: ignore[misc]  # counts what is drawn
+        (model,) = story.dispatcher.model_states()
+        model.candidates._random = lambda value=value, drawn=drawn: drawn.append(value) or value  # type: ignore[misc]  # counts what is drawn
         story.sent()
         assert drawn == [value]

@@ -1,0 +1,109 @@
+"""How many requests an endpoint may hold at once: what its source told, corrected downwards by what is seen of it.
+
+limit = max(1, round(told x squeeze)), with `told` = this router's share and 0.25 <= squeeze <= 1:
+
+| seen                                                         | squeeze                                    |
+|--------------------------------------------------------------|--------------------------------------------|
+| two readings in a row with requests waiting inside the engine | x 0.9 at each further one                  |
+| a reading with the KV cache at least 95 % full               | x 0.9                                      |
+| an answer 429 or 503: it is full                             | down to what it holds, not below the floor |
+| first events came 3 times as late as usual, and it is at least half full | x 0.9 for each five streams    |
+| none of these for a second                                   | + 0.05, up to 1                            |
+
+An absent value corrects nothing, nor does a reading older than `READING_OLD_S`: an engine whose metrics are gone is
+served by our own counts. The latency rule looks at the fastest of five streams, because prompts differ a hundredfold
+in length and a mean would see only that; what is usual follows falls at once and rises slowly.
+
+The ramp: an endpoint that begins to serve weighs a tenth of its capacity in the pick, and all of it `ramp_s` later. It
+never changes the limit: when requests wait, an empty endpoint takes what it can hold.
+
+Source of the additive-increase, multiplicative-decrease form: D. Chiu and R. Jain, Analysis of the increase and
+decrease algorithms for congestion avoidance in computer networks (1989).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from router.core.endpoints import Endpoint
+from router.model import EngineLoad
+
+SQUEEZE_MIN: Final = 0.25
+BACK_OFF: Final = 0.9
+RECOVER_PER_S: Final = 0.05
+KV_FULL: Final = 0.95
+READING_OLD_S: Final = 10.0
+STREAMS_A_LOOK: Final = 5
+LATE: Final = 3.0
+LATE_LEAST_S: Final = 0.05
+"""First events this quick are never called late, whatever is usual: at this scale a machine's own noise is larger."""
+RISE: Final = 0.02
+RAMP_FROM: Final = 0.1
+
+
+def set_limit(endpoint: Endpoint) -> bool:
+    """Put the correction into force. True when the limit rose."""
+    before = endpoint.limit
+    endpoint.limit = max(1, round(endpoint.told_limit * endpoint.squeeze))
+    return endpoint.limit > before
+
+
+def read(endpoint: Endpoint, load: EngineLoad, read_at: float, now: float) -> None:
+    """What an engine reports about itself at `read_at`."""
+    endpoint.engine_load = load
+    endpoint.engine_read_at = read_at
+    waited = endpoint.engine_waits
+    endpoint.engine_waits = load.waiting is not None and load.waiting >= 1
+    if now - read_at > READING_OLD_S:
+        return
+    if (endpoint.engine_waits and waited) or (load.kv is not None and load.kv >= KV_FULL):
+        _squeeze(endpoint, endpoint.squeeze * BACK_OFF, now)
+
+
+def refused(endpoint: Endpoint, held: int, now: float) -> None:
+    """It answered that it is full: what it holds besides, `held`, is what it can hold."""
+    _squeeze(endpoint, held / endpoint.told_limit, now)
+
+
+def first_event(endpoint: Endpoint, after_s: float, now: float) -> None:
+    """A stream's first event came `after_s` after the request was sent."""
+    if after_s < endpoint.ttft_best:
+        endpoint.ttft_best = after_s
+    endpoint.ttft_count += 1
+    if endpoint.ttft_count < STREAMS_A_LOOK:
+        return
+    best, usual = endpoint.ttft_best, endpoint.ttft_usual
+    endpoint.ttft_count, endpoint.ttft_best = 0, float("inf")
+    if usual is None or best < usual:
+        endpoint.ttft_usual = best
+        return
+    endpoint.ttft_usual = usual + RISE * (best - usual)
+    if best > LATE * usual and best > LATE_LEAST_S and endpoint.in_flight * 2 >= endpoint.limit:
+        _squeeze(endpoint, endpoint.squeeze * BACK_OFF, now)
+
+
+def _squeeze(endpoint: Endpoint, squeeze: float, now: float) -> None:
+    endpoint.squeezed_at = now
+    endpoint.squeeze = min(endpoint.squeeze, max(SQUEEZE_MIN, squeeze))
+    set_limit(endpoint)
+
+
+def recovered(endpoint: Endpoint, now: float) -> bool:
+    """Called once a second: give back what was taken, when nothing spoke against it lately. True when the limit rose."""
+    if endpoint.squeeze >= 1 or now - endpoint.squeezed_at < 1:
+        return False
+    age_s = READING_OLD_S if endpoint.engine_read_at is None else now - endpoint.engine_read_at
+    if endpoint.engine_waits and age_s < READING_OLD_S:
+        return False
+    endpoint.squeeze = min(1.0, endpoint.squeeze + RECOVER_PER_S)
+    return set_limit(endpoint)
+
+
+def ramped(endpoint: Endpoint, now: float, ramp_s: float) -> bool:
+    """Set what the endpoint weighs in the pick at `now`. True while that still grows."""
+    since_s = now - endpoint.serving_since
+    if since_s >= ramp_s:
+        endpoint.weight = endpoint.capacity
+        return False
+    endpoint.weight = endpoint.capacity * max(RAMP_FROM, since_s / ramp_s)
+    return True
