@@ -15,7 +15,10 @@ from router.shell.exchange import Exchange
 if TYPE_CHECKING:
     from router.shell.http import DataPlane
 
-IDLE, CONNECTING, HEAD = range(3)
+IDLE, CONNECTING, HEAD, FIRST_EVENT, EVENTS, CHUNKED, COUNTED, UNTIL_END, UNCHUNK = range(9)
+"""What a connection waits for. Those from FIRST_EVENT on are bodies of answers: an event stream before and after its
+first event, other chunks, a known length, whatever comes until the end, and chunks for a client of HTTP/1.0.
+"""
 JOIN_MAX: Final = 64 << 10
 """Head and body are joined for one write up to this size; above, `writelines` saves the copy."""
 

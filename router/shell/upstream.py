@@ -3,17 +3,8 @@ pool.
 
 The plane decides who is sent where; this protocol only knows its current exchange. Framing is by content-length,
 chunks (llhttp reads them BEFORE they are forwarded, so nothing of a second, smuggled answer leaks) or the
-connection's end; 1xx answers are swallowed. The slot is held until the last byte. How an attempt ends:
-
-| until now                        | the engine's connection is lost, or breaks HTTP                               |
-|----------------------------------|-------------------------------------------------------------------------------|
-| reused connection, no byte back  | `plane.replay`: the same endpoint once more, on a fresh connection            |
-| no byte back                     | `plane.attempt_failed`: the ladder decides                                    |
-| part of a head                   | 502                                                                           |
-| inside an event stream           | half event dropped, error event, terminal chunk; the client's connection lives |
-| inside any other answer          | the client is cut off, it must not take half an answer for a whole one        |
-
-States are ints and tested in the order of how often they occur; a chunk of an event stream costs 0.4 us.
+connection's end; 1xx answers are swallowed. How exchanges end stands in `endings.py`. States are ints and tested in
+the order of how often they occur; a chunk of an event stream costs 0.4 us.
 """
 
 from __future__ import annotations
@@ -21,34 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from router.core.endpoints import CUT, IGNORED, SUCCESS, TIMEOUT, UNREACHABLE, Endpoint, outcome_of
-from router.core.meter import Meter
-from router.core.refusals import BROKEN, INTERNAL, TIMED_OUT, Refusal
-from router.core.refusals import CUT as CUT_OFF
+from router.core.endpoints import Endpoint
 from router.shell.answers import form_of
-from router.shell.connection import CONNECTING, HEAD, IDLE, EngineConnection
+from router.shell.connection import CHUNKED, COUNTED, EVENTS, FIRST_EVENT, HEAD, IDLE, UNCHUNK, UNTIL_END
+from router.shell.endings import EndingConnection
 from router.shell.exchange import Exchange
 from router.shell.framing import TERMINAL, BadChunk, Chunks, chunk
 from router.shell.heads import END, HEAD_MAX, AnswerHead, read_answer
 from router.shell.lines import BadHead
-from router.shell.streams import Regrouping, events_in
+from router.shell.streams import Regrouping, events_in, first_number, only_comments
 
 if TYPE_CHECKING:
     from router.shell.http import DataPlane
 
-FIRST_EVENT, EVENTS, CHUNKED, COUNTED, UNTIL_END, UNCHUNK = range(3, 9)  # and those of `connection.py`
 INTERIM_MAX: Final = 8
-REPLAY_AFTER_S: Final = 0.05
-"""A replay waits this long, its slot held. A killed process closes its connections before its listener (seen on Linux
-6.1): a fresh connection made in that gap would be reset after the request was sent, too late to go elsewhere.
-"""
 
 
-class Upstream(EngineConnection):
+class Upstream(EndingConnection):
     """A connection to one endpoint's engine and the answer that it is reading.
 
-    `meter`, `events`, `groups`, `_through` (reads may pass as they come): of an event stream · `first_at`: when the
-    answer's first byte (a stream's first event) came.
+    `_through`: the reads of an event stream may pass as they come, for the last one closed both framings.
     """
 
     __slots__ = (
@@ -57,12 +40,7 @@ class Upstream(EngineConnection):
         "_left",
         "_pieces",
         "_reusable",
-        "_status",
         "_through",
-        "events",
-        "first_at",
-        "groups",
-        "meter",
     )
 
     _chunks: Chunks | None
@@ -71,11 +49,6 @@ class Upstream(EngineConnection):
     _pieces: list[bytes]
     _through: bool
     _reusable: bool
-    _status: int
-    events: int
-    first_at: float
-    groups: Regrouping
-    meter: Meter
 
     def __init__(self, plane: DataPlane, endpoint: Endpoint, exchange: Exchange) -> None:
         super().__init__(plane, endpoint, exchange)
@@ -126,11 +99,10 @@ class Upstream(EngineConnection):
         """Bytes in one of the less frequent states."""
         self.stamp = self.plane.tick
         if self.state == UNTIL_END:
-            self._write(data)
+            self._unchunked(data)
         elif self.state == IDLE or self._chunks is None:  # nobody asked for them: the next client must not get them
             self.drop()
         else:
-            chunks = self._chunks
             try:
                 self._feed(data)
             except BadChunk:
@@ -139,10 +111,7 @@ class Upstream(EngineConnection):
             if self.state == FIRST_EVENT:
                 self._first_event(data, b"")
             else:
-                body = chunks.take()
-                self._write(data if self.state == CHUNKED else body)
-                if chunks.ended:
-                    self._finish(self._reusable and data.endswith(b"\n"))
+                self._chunked(data, b"")
 
     def _head(self, data: bytes) -> None:
         """Bytes of the answer's head, perhaps with the body's first."""
@@ -193,67 +162,111 @@ class Upstream(EngineConnection):
         assert self.transport is not None, "answered without a connection"
         if exchange.reserved and not self.transport.get_write_buffer_size():  # else the transport still holds it
             plane.memory.give_up(exchange)
-        events = head.events and head.chunked and status == 200
-        if not events:
+        stream = head.events and status == 200
+        if not (stream and head.chunked):
             self.first_at = plane.now()
             exchange.model.meter.ttft.observe(self.first_at - exchange.arrived_at)
         if bodiless:
             self._write(first)
             self._finish(self._reusable and not rest)
         elif head.chunked:
-            self._answer_chunked(first, rest, events and not asked.line.old)
+            self._answer_chunked(first, rest, stream)
         elif head.length >= 0:
-            self._left = head.length - len(rest)
-            if self._left > 0:
-                self.state = COUNTED
-                self._write(first + rest)
-            else:
-                self._write(first + (rest if not self._left else rest[: head.length]))
-                self._finish(self._reusable and not self._left)
+            self._answer_counted(first, rest, head.length)
         else:
             self.state = UNTIL_END
-            self._write(first + rest)
+            self._stream(stream)
+            self._write(first)
+            if rest:
+                self._unchunked(rest)
 
-    def _answer_chunked(self, first: bytes, rest: bytes, events: bool) -> None:
+    def _answer_counted(self, first: bytes, rest: bytes, length: int) -> None:
+        """An answer of a known length begins; what exceeds it is cut off."""
+        self._left = length - len(rest)
+        if self._left > 0:
+            self.state = COUNTED
+            self._write(first + rest)
+        else:
+            self._write(first + (rest if not self._left else rest[:length]))
+            self._finish(self._reusable and not self._left)
+
+    def _stream(self, stream: bool) -> None:
+        """Is the answer an event stream: then it is forwarded by events."""
+        exchange = self.exchange
+        assert exchange is not None
+        self.groups = Regrouping() if stream else None
+        self.meter = exchange.model.meter
+        self.events = 0
+
+    def _answer_chunked(self, first: bytes, rest: bytes, stream: bool) -> None:
         """A chunked answer begins; nothing is forwarded before its first bytes are found to be well framed."""
         if self._chunks is None:
             self._chunks = Chunks()
             self._feed = self._chunks.feed
             self._pieces = self._chunks.pieces
-        chunks = self._chunks
         exchange = self.exchange
         assert exchange is not None
-        chunks.start()
+        self._chunks.start()
         try:
             if rest:
                 self._feed(rest)
         except BadChunk:
             self._broken()
             return
-        if events:
+        self._stream(stream)
+        if exchange.head.line.old:
+            self.state = UNCHUNK
+            self._chunked(rest, first)
+        elif stream:
             self.state = FIRST_EVENT
-            self.groups = Regrouping()
             self._through = True
-            self.meter = exchange.model.meter
-            self.events = 0
             self._first_event(rest, first)
-            return
+        else:
+            self.state = CHUNKED
+            self._chunked(rest, first)
+
+    def _chunked(self, data: bytes, first: bytes) -> None:
+        """A read of chunks that may pass as they came, or lose their framing for a client of HTTP/1.0."""
+        chunks = self._chunks
+        assert chunks is not None
         body = chunks.take()
-        self.state = UNCHUNK if exchange.head.line.old else CHUNKED
-        self._write(first + (rest if self.state == CHUNKED else body))
+        if self.state == CHUNKED:
+            self._write(first + data)
+        else:
+            if first:
+                self._write(first)
+            self._unchunked(body)
         if chunks.ended:
-            self._finish(self._reusable and rest.endswith(b"\n"))
+            if self.state == UNCHUNK and self.groups is not None:
+                self._write(self.groups.rest(b""))
+            self._finish(self._reusable and data.endswith(b"\n"))
+
+    def _unchunked(self, body: bytes) -> None:
+        """Body bytes for a client that gets no chunks; of an event stream only whole events."""
+        if self.groups is not None:
+            body = self._counted(self.groups.take(body))
+        if body:
+            self._write(body)
+
+    def _counted(self, events: bytes) -> bytes:
+        """Meter whole events on their way to the client."""
+        count = events_in(events)
+        self.events += count
+        self.meter.tokens_out_now += count
+        return events
 
     def _first_event(self, data: bytes, first: bytes) -> None:
         """An event stream until its first bytes: engines send the head at once and the first token later."""
-        chunks = self._chunks
-        exchange = self.exchange
+        chunks, exchange, groups = self._chunks, self.exchange, self.groups
         assert chunks is not None
         assert exchange is not None
-        if chunks.pieces or chunks.ended:
+        assert groups is not None
+        if chunks.ended or not only_comments(chunks.pieces):
             self.state = EVENTS
             self.first_at = self.plane.now()
             self.meter.ttft.observe(self.first_at - exchange.arrived_at)
+            if form_of(exchange.head.line.target).numbered:
+                groups.first = first_number(b"".join(chunks.pieces))
         self._regroup(data, self._closed(data) or not data, first)
 
     def _closed(self, data: bytes) -> bool:
@@ -268,114 +281,17 @@ class Upstream(EngineConnection):
         """
         chunks, groups = self._chunks, self.groups
         assert chunks is not None
+        assert groups is not None
         through, self._through = self._through, closed
         body = chunks.take()
-        count = events_in(body)
-        self.events += count
-        self.meter.tokens_out_now += count
         if not chunks.ended:
-            if ready := first + groups.take(body):
-                self._write(ready)
+            events = self._counted(groups.take(body))
+            if first or events:
+                self._write(first + chunk(events) if events else first)
             return
+        rest = self._counted(groups.rest(body))
         if through:  # the client stands between chunks: the end may pass as it came, trailers and all
             self._write(first + data)
         else:
-            self._write(first + groups.rest(body) + TERMINAL)
+            self._write(first + (chunk(rest) if rest else b"") + TERMINAL)
         self._finish(self._reusable and data.endswith(b"\n"))
-
-    # ---- the end of an exchange
-
-    def _finish(self, reusable: bool) -> None:
-        """The last byte of the answer is forwarded."""
-        exchange, plane = self.exchange, self.plane
-        assert exchange is not None
-        assert self.transport is not None, "finished without a connection"
-        if self.state == EVENTS and self.events > 1:
-            gaps = self.events - 1
-            self.meter.gap.observe((plane.now() - self.first_at) / gaps, gaps)
-        self.exchange = None
-        self.state = IDLE
-        if self.paused:  # paused on its last bytes, it would hang its next user
-            self.resume()
-        # A request that is not wholly sent although its answer is: what remains would be read as the next request.
-        if reusable and not self.dead and not self.transport.get_write_buffer_size():
-            self.stamp = plane.tick
-            self.endpoint.pool.append(self)
-        else:
-            self.dead = True
-            self.transport.abort()  # not `close`: it waits for the rest to leave, which an engine may never read
-        status = self._status
-        plane.ended(exchange, SUCCESS if status < 400 else outcome_of(status))
-
-    def _broken(self) -> None:
-        """The engine broke HTTP."""
-        exchange = self.exchange
-        self.drop()
-        if exchange is not None:
-            self._cut(exchange, CUT, BROKEN)
-
-    def timed_out(self, outcome: int) -> None:
-        """A bound on the engine's side passed. `outcome`: TIMEOUT, or IGNORED when it says nothing about the engine."""
-        exchange, state = self.exchange, self.state
-        if exchange is None:
-            return
-        self.plane.counters.timeouts += 1
-        self.drop()
-        if outcome == TIMEOUT and (state == CONNECTING or (state == HEAD and not self._part)):
-            self.plane.attempt_failed(exchange, TIMEOUT, sent=state != CONNECTING)
-        else:
-            self._cut(exchange, outcome, TIMED_OUT)
-
-    def unreachable(self) -> None:
-        """No connection could be made."""
-        exchange = self.exchange
-        self.drop()
-        if exchange is not None:
-            self.plane.attempt_failed(exchange, UNREACHABLE, sent=False)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """asyncio: the connection is gone; `error` None = closed in order. An error that is not of the network is our
-        own.
-        """
-        self.dead = True
-        self.transport = None
-        exchange, state = self.exchange, self.state
-        if exchange is None:
-            return
-        if error is not None and not isinstance(error, OSError):
-            self.exchange = None
-            self.plane.counters.bugs += 1
-            if state in (CONNECTING, HEAD):
-                self.plane.refused(exchange, IGNORED, INTERNAL)
-            else:
-                self.plane.cut_off(exchange, IGNORED)
-        elif state == UNTIL_END and error is None:
-            self.exchange = None
-            self.plane.ended(exchange, outcome_of(self._status))
-        elif state != HEAD or self._part:
-            self.exchange = None
-            self._cut(exchange, CUT, CUT_OFF)
-        elif self._used > 1 and not exchange.replayed:
-            self.plane.loop.call_later(REPLAY_AFTER_S, self._replay)
-        else:
-            self.exchange = None
-            self.plane.attempt_failed(exchange, CUT, sent=True)
-
-    def _replay(self) -> None:
-        """The keep-alive race, a moment later."""
-        exchange, self.exchange = self.exchange, None
-        if exchange is not None:  # else the client left meanwhile, or a bound passed
-            self.plane.replay(exchange)
-
-    def _cut(self, exchange: Exchange, outcome: int, refusal: Refusal) -> None:
-        """The exchange ends without a whole answer: say so in the way that the client's side still allows."""
-        plane = self.plane
-        if self.state in (CONNECTING, HEAD):
-            plane.refused(exchange, outcome, refusal)
-        elif self.state in (FIRST_EVENT, EVENTS) and not self.groups.torn:
-            plane.counters.error_events += 1
-            event = form_of(exchange.head.line.target).event(refusal.status, refusal.code, refusal.message)
-            exchange.client.write(chunk(event) + TERMINAL)
-            plane.ended(exchange, outcome)
-        else:
-            plane.cut_off(exchange, outcome)
