@@ -21,7 +21,6 @@ attempt files the second wait by itself.
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
@@ -56,6 +55,7 @@ class Order:
         """Set the request's band, the tenant's name and its weight. A band that is not known, or none, is the middle one:
         the second of three, the second of two.
         """
+        request.band, request.tenant_name, request.tenant_weight = 0, "", 1.0
         if self._header is not None:
             said = request.field(self._header) or ""
             request.band = self._bands.get(said.lower(), self._middle)
@@ -70,22 +70,21 @@ class Queue:
 
     `ahead`: those whose turn has come and that only a certain endpoint could take, or that an endpoint failed; they go
     first, in order. `bands`: all others, highest first. `count`, `bytes` and `tokens` are of all that still wait;
-    `retried`: those ahead; `waits`: where the time of each wait is filed.
+    `waits`: where the time of each wait is filed.
     """
 
-    __slots__ = ("_due", "_number", "ahead", "bands", "bounds", "bytes", "count", "retried", "tokens", "waits")
+    __slots__ = ("_due", "_number", "ahead", "bands", "bounds", "bytes", "count", "tokens", "waits")
 
     def __init__(self, bounds: QueueBounds, waits: Buckets) -> None:
         self.bounds = bounds
         self.waits = waits
-        self.ahead: deque[Request] = deque()
+        self.ahead: dict[Request, None] = {}
         self.bands = [Band()]
         self._due: list[tuple[float, int, Request]] = []
         self._number = count()
         self.count = 0
         self.bytes = 0
         self.tokens = 0
-        self.retried = 0
 
     def tell(self, bounds: QueueBounds, bands: int) -> None:
         """Other bounds, or another number of bands, from now on; who waits stays, at worst in the last band."""
@@ -114,8 +113,7 @@ class Queue:
         """Before all who wait: an endpoint failed it, so it was let in before."""
         self._enter(request, now)
         request.ahead = True
-        self.retried += 1
-        self.ahead.append(request)
+        self.ahead[request] = None
 
     def _enter(self, request: Request, now: float) -> None:
         request.queued_at = now
@@ -136,19 +134,12 @@ class Queue:
         self.bytes -= request.size
         self.tokens -= request.tokens
         if request.ahead:
-            self.retried -= 1
+            del self.ahead[request]
         else:
             self.bands[request.band].left(request)
         wait_s = now - request.queued_at
         request.waited_s += wait_s
         self.waits.observe(wait_s)
-
-    def first_ahead(self) -> list[Request]:
-        """Those ahead, in order."""
-        ahead = self.ahead
-        while ahead and not ahead[0].queued:
-            ahead.popleft()
-        return [request for request in ahead if request.queued] if ahead else []
 
     def head(self) -> Request | None:
         """Who is next of those not ahead, left in place."""
@@ -168,8 +159,7 @@ class Queue:
         band.take(self._cost(request, mean_output))
         band.left(request)
         request.ahead = True
-        self.retried += 1
-        self.ahead.append(request)
+        self.ahead[request] = None
 
     def push_out(self, request: Request, now: float) -> Request | None:
         """Who has to go so that this one may wait: the last of the largest tenant in the lowest band below its own, or in
@@ -241,7 +231,6 @@ class Queue:
         heapify(self._due)
         for band in self.bands:
             band.sweep()
-        self.ahead = deque(request for request in self.ahead if request.queued and request.ahead)
 
 
 def full(queue: Queue, size: int, freed_per_s: float) -> Refusal:

@@ -198,7 +198,9 @@ class Dispatcher(Upkeep):
     def _enqueue(self, request: Request, model: Model, now: float) -> Verdict:
         """No slot now: wait, or be told why not."""
         queue = model.queue
-        if queue.count and queue.count == queue.retried:  # who waits wants a certain endpoint: no line to join
+        if queue.count and model.candidates.sized is not None:
+            self._pump(model, now)  # whose prompt is too long for those that have room steps aside
+        if queue.count and queue.count == len(queue.ahead):  # who waits wants a certain endpoint: no line to join
             endpoint = model.pick(request)
             if endpoint is not None:
                 self._bind(request, endpoint, now)

@@ -63,6 +63,7 @@ class Candidates:
         "_placed",
         "_random",
         "_ring",
+        "_round",
         "_turns",
         "edges",
         "endpoints",
@@ -84,6 +85,7 @@ class Candidates:
         self._placed: list[tuple[Endpoint, float]] = []
         self._ring: Ring | None = None
         self._turns: list[tuple[float, int, Endpoint]] | None = None
+        self._round = 0.0
 
     def rebuild(self, endpoints: Iterable[Endpoint]) -> None:
         """Take the routable ones of `endpoints`."""
@@ -220,24 +222,26 @@ class Candidates:
         return (endpoint for endpoint in self._ring.walk(key) if endpoint.routable)
 
     def next_turn(self) -> tuple[Endpoint, ...]:
-        """Whose turn it is among those with room; the turn counts as taken."""
+        """Whose turn it is among those with room; the turn counts as taken. Who is full, or comes later, loses the turns
+        of that time.
+        """
         if self._turns is None:
-            start = min((endpoint.turn for endpoint in self.endpoints if endpoint.turn), default=0.0)
             numbers = count()
-            self._turns = [(max(endpoint.turn, start), next(numbers), endpoint) for endpoint in self.endpoints]
+            self._turns = [(max(each.turn, self._round), next(numbers), each) for each in self.endpoints]
             heapify(self._turns)
         passed = []
         found: tuple[Endpoint, ...] = ()
         while self._turns and not found:
             turn, number, endpoint = heappop(self._turns)
             if endpoint.in_flight < endpoint.limit:
+                self._round = turn
                 endpoint.turn = turn + 1 / endpoint.weight
                 heappush(self._turns, (endpoint.turn, number, endpoint))
                 found = (endpoint,)
             else:
-                passed.append((turn, number, endpoint))
-        for each in passed:
-            heappush(self._turns, each)
+                passed.append((number, endpoint))
+        for number, endpoint in passed:
+            heappush(self._turns, (max(endpoint.turn, self._round), number, endpoint))
         return found
 
 

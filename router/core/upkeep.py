@@ -201,12 +201,11 @@ class Upkeep:
         as it is, for while requests wait it is usually the only one, and to look for it among 1,000 costs 100 us.
         """
         queue, candidates = model.queue, model.candidates
-        if queue.retried:
-            for request in queue.first_ahead():
-                endpoint = candidates.again(request)
-                if endpoint is not None:
-                    queue.discard(request, now)
-                    self._start(request, endpoint, now)
+        for request in list(queue.ahead) if queue.ahead else ():
+            endpoint = candidates.again(request)
+            if endpoint is not None:
+                queue.discard(request, now)
+                self._start(request, endpoint, now)
         if freed is not None and (model.pick != candidates.two or not freed.routable):
             freed = None
         while (head := queue.head()) is not None:
@@ -214,7 +213,7 @@ class Upkeep:
             if endpoint is not None:
                 queue.take(head, model.meter.mean_output, now)
                 self._start(head, endpoint, now)
-            elif candidates.sized is not None and queue.retried < AHEAD_MAX and candidates.least() is not None:
+            elif candidates.sized is not None and len(queue.ahead) < AHEAD_MAX and candidates.least() is not None:
                 queue.step_ahead(head, model.meter.mean_output)  # too long for those that have room: others pass
             else:
                 return

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from router.core.endpoints import ABSENT, IGNORED, TIMEOUT
+from router.core.endpoints import ABSENT, IGNORED, TIMEOUT, Endpoint
 from router.shell.client import BODY, BUSY, LINGERING, WAITING, Client
 from router.shell.connection import CONNECTING, FIRST_EVENT, HEAD
 from router.shell.lines import BadHead
-from router.shell.upstream import Upstream
+from router.shell.upstream import EVENTS, Upstream
 
 if TYPE_CHECKING:
     from router.shell.http import DataPlane
@@ -63,6 +63,24 @@ class Driver:
             return
         for client in [client for client in plane.clients if self._overdue(client)]:
             self._end(client)
+        if not plane.tick & 3:
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Once a second, when the newest byte of any event stream came from each endpoint that has some under way.
+        Streams whose clients do not read say nothing. 0.2 us a client.
+        """
+        plane = self._plane
+        newest: dict[Endpoint, int] = {}
+        for client in plane.clients:
+            exchange = client.exchange
+            upstream = exchange.upstream if exchange is not None else None
+            if upstream is not None and upstream.state == EVENTS and not upstream.paused:
+                endpoint = upstream.endpoint
+                newest[endpoint] = max(newest.get(endpoint, 0), upstream.stamp)
+        now = plane.now()
+        for endpoint, stamp in newest.items():
+            plane.dispatcher.streaming(endpoint, now - (plane.tick - stamp) * BEAT_S, now)
 
     def _expire_pools(self) -> None:
         """Close engine connections that were idle for too long, the oldest stand on the left, and those of gone

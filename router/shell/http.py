@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from router.core.dispatcher import Dispatcher
+from router.core.dispatcher import Dispatcher, Verdict
 from router.core.endpoints import Endpoint
 from router.core.refusals import Refusal
 from router.shell import answers
@@ -194,8 +194,11 @@ class DataPlane:
 
     def attempt_failed(self, exchange: Exchange, outcome: int, *, sent: bool) -> None:
         """The attempt failed before a byte of an answer: the ladder says whether there is another."""
+        self.carry_on(exchange, self.dispatcher.failed(exchange, outcome, self.now(), sent=sent))
+
+    def carry_on(self, exchange: Exchange, verdict: Verdict) -> None:
+        """An attempt gave no answer to pass on: what comes next."""
         exchange.upstream = None
-        verdict = self.dispatcher.failed(exchange, outcome, self.now(), sent=sent)
         if isinstance(verdict, Endpoint):
             self.send(exchange, verdict)
         elif isinstance(verdict, Refusal):

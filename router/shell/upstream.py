@@ -20,6 +20,7 @@ from router.shell.exchange import Exchange
 from router.shell.framing import TERMINAL, BadChunk, Chunks, chunk
 from router.shell.heads import END, HEAD_MAX, AnswerHead, read_answer
 from router.shell.lines import BadHead
+from router.shell.saturated import SATURATED_ANSWERS, retry_after_of, with_retry_after
 from router.shell.streams import Regrouping, events_in, first_number, only_comments
 
 if TYPE_CHECKING:
@@ -141,6 +142,24 @@ class Upstream(EndingConnection):
                 return
         self._broken()
 
+    def _spared(self, head: AnswerHead, rest: bytes) -> bool:
+        """The engine says that it is full. True when the request goes elsewhere, or waits, and nothing is passed on."""
+        exchange, plane = self.exchange, self.plane
+        assert exchange is not None
+        assert self.transport is not None
+        verdict = plane.dispatcher.full(exchange, head.status, retry_after_of(head.text), plane.now())
+        if verdict is None:
+            return False
+        self.exchange = None
+        self.state = IDLE
+        if head.keep and head.length == len(rest) and not self.transport.get_write_buffer_size():
+            self.endpoint.pool.append(self)
+        else:
+            self.dead = True
+            self.transport.abort()
+        plane.carry_on(exchange, verdict)
+        return True
+
     def _answer(self, head: AnswerHead, rest: bytes) -> None:
         """The head is whole: forward it and whatever came with it."""
         exchange = self.exchange
@@ -148,10 +167,12 @@ class Upstream(EndingConnection):
         plane = self.plane
         self.stamp = plane.tick
         status = self._status = head.status
+        if status in SATURATED_ANSWERS and self._spared(head, rest):
+            return
         self._reusable = head.keep
         asked = exchange.head
         bodiless = head.bodiless or asked.line.method == b"HEAD"
-        text = head.text
+        text = head.text if status not in SATURATED_ANSWERS else with_retry_after(head.text)
         if not bodiless and not head.chunked and head.length < 0:
             exchange.keep = self._reusable = False
         elif head.chunked and asked.line.old:
@@ -265,6 +286,7 @@ class Upstream(EndingConnection):
             self.state = EVENTS
             self.first_at = self.plane.now()
             self.meter.ttft.observe(self.first_at - exchange.arrived_at)
+            self.plane.dispatcher.first_event(self.endpoint, exchange, self.first_at)
             if form_of(exchange.head.line.target).numbered:
                 groups.first = first_number(b"".join(chunks.pieces))
         self._regroup(data, self._closed(data) or not data, first)

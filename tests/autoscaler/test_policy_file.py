@@ -157,8 +157,6 @@ def test_the_whole_document_that_the_design_promises() -> None:
         "spec.schedules",
         "spec.budget.period",
         "spec.rollout",
-        "spec.routing.tenants",
-        "spec.routing.priorities",
     )
 
 

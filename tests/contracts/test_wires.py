@@ -123,7 +123,7 @@ readers = pytest.mark.parametrize(
 )
 
 
-OPEN_MAPS = {"held", "models", "endpoints", "outcomes", "versions", "mirror", "tenants"}
+OPEN_MAPS = {"held", "models", "endpoints", "outcomes", "versions", "mirror", "weights"}
 """Objects whose keys are data, not fields."""
 
 

@@ -14,13 +14,38 @@ from router.model import IntentTable, table_from
 START_S = 1000.0
 
 
-def request(asked: str | None = "m", *, tokens_in: int = 10, size: int = 100) -> Request:
-    """A request as the shell would hand it over."""
-    made = Request()
+class Asked(Request):
+    """A request as the shell would hand it over. `fields`: what its client said by header; `key`: of its prompt's beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: dict[str, str] = {}
+        self.patience: float | None = None
+        self.key: int | None = None
+
+    @property
+    def patience_s(self) -> float | None:
+        return self.patience
+
+    def field(self, name: str) -> str | None:
+        return self.fields.get(name)
+
+    def prefix_key(self) -> int | None:
+        return self.key
+
+
+def request(asked: str | None = "m", **changes: Any) -> Asked:
+    """A request with 10 tokens of prompt that may ask for 16 more, 100 bytes; `changes`: tokens_in, tokens, size, fields,
+    patience_s, key.
+    """
+    made = Asked()
     made.asked = asked
-    made.tokens_in = tokens_in
-    made.tokens = tokens_in + 16
-    made.size = size
+    made.tokens_in = changes.get("tokens_in", 10)
+    made.tokens = changes.get("tokens", made.tokens_in + 16)
+    made.size = changes.get("size", 100)
+    made.fields = changes.get("fields", {})
+    made.patience = changes.get("patience_s")
+    made.key = changes.get("key")
     return made
 
 
@@ -46,6 +71,7 @@ class Story:
     def __init__(self, *endpoints: dict[str, Any], seed: int = 1, **changes: Any) -> None:
         self.now = START_S
         self.wakes = 0
+        self.running: Any = None
         self.dispatcher = Dispatcher(router="r", boot="b", random=random.Random(seed).random, now=self.now)
         self.dispatcher.on_wake = self._woken
         self.revision = 0
@@ -69,14 +95,14 @@ class Story:
         self.now += seconds
         self.dispatcher.expired(self.now)
 
-    def arrive(self, asked: str | None = "m", **changes: Any) -> tuple[Request, Endpoint | Refusal | str]:
+    def arrive(self, asked: str | None = "m", **changes: Any) -> tuple[Asked, Endpoint | Refusal | str]:
         """A request comes in; gives it and what the dispatcher says."""
         made = request(asked, **changes)
         return made, self.dispatcher.arrived(made, self.now)
 
-    def sent(self, asked: str | None = "m") -> Request:
+    def sent(self, asked: str | None = "m", **changes: Any) -> Asked:
         """A request that must get an endpoint at once."""
-        made, verdict = self.arrive(asked)
+        made, verdict = self.arrive(asked, **changes)
         assert isinstance(verdict, Endpoint), verdict
         return made
 
@@ -88,9 +114,10 @@ class Story:
         """Its attempt failed before a byte of an answer."""
         return self.dispatcher.failed(made, outcome, self.now, sent=sent)
 
-    def effects(self) -> tuple[list[Request], list[tuple[Request, Refusal]]]:
+    def effects(self) -> tuple[list[Any], list[tuple[Any, Refusal]]]:
         """What came of waiting requests since the last look: started and refused, each in order."""
-        started, refused = [], []
+        started: list[Any] = []
+        refused: list[tuple[Any, Refusal]] = []
         while self.dispatcher.effects:
             made, refusal = self.dispatcher.effects.popitem(last=False)
             if refusal is None:
@@ -99,7 +126,7 @@ class Story:
                 refused.append((made, refusal))
         return started, refused
 
-    def started(self) -> list[Request]:
+    def started(self) -> list[Any]:
         """Requests that came out of the queue since the last look."""
         return self.effects()[0]
 

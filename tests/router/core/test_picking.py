@@ -37,6 +37,26 @@ def test_work_is_shared_in_proportion_to_capacity(capacities: tuple[int, ...], l
         assert got[each["id"]] / total == pytest.approx(capacity / sum(capacities), rel=0.1)
 
 
+@pytest.mark.fault("R20")
+@pytest.mark.parametrize("load", [0.004, 0.05, 0.15, 0.3, 0.6, 0.9])
+def test_one_slice_beside_a_full_gpu_gets_an_eighth_of_the_traffic_at_idle_too(load: float) -> None:
+    """Capacity 8 beside 56, limits the same: within 10% of 1:7."""
+    story = Story(endpoint("slice", capacity=8, limit=8), endpoint("full", capacity=56, limit=56), seed=7)
+    rng = random.Random(42)
+    running: list[tuple[float, int, object]] = []
+    got = {"slice": 0, "full": 0}
+    for count in range(40_000):
+        story.now += rng.expovariate(load * 64)
+        while running and running[0][0] <= story.now:
+            story.end(heapq.heappop(running)[2])  # type: ignore[arg-type]  # a heap of mixed tuples
+        made, verdict = story.arrive()
+        for each in [made] if isinstance(verdict, Endpoint) else story.started():
+            assert each.endpoint is not None
+            got[each.endpoint.id] += 1
+            heapq.heappush(running, (story.now + rng.expovariate(1), count, each))
+    assert got["slice"] / sum(got.values()) == pytest.approx(1 / 8, rel=0.1)
+
+
 def test_a_full_pool_is_filled_to_the_last_slot_and_not_beyond() -> None:
     story = Story(endpoint("a", limit=3, capacity=1), endpoint("b", limit=5, capacity=9), endpoint("c", limit=1))
     for _ in range(9):
