@@ -179,7 +179,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         for made in [made for made, at in self.running.items() if at is there]:
             del self.running[made]
             self.story.end(made, outcome)
-        self.new_starts_keep_the_rules()
+            self.new_starts_keep_the_rules()
         self.settle()
 
     @precondition(lambda self: self.running)
