@@ -20,9 +20,9 @@ from loadtests.soak_plan import Asked, Visit
 from loadtests.soak_requests import client_id, encoded
 from loadtests.soak_wire import Malformed, Reader
 
-AT_ONCE: Final = 64
+AT_ONCE: Final = 128
 PATIENCE_S: Final = 60.0
-"""A request without an end after this long is hung: twice what all bounds of the soak's routing add up to."""
+"""A request without an end after this long is hung: more than the soak's routing allows in all (`total_s` 40 s)."""
 
 CATCH_UP_S: Final = 1.0
 SLOW_PAUSE_S: Final = 0.02

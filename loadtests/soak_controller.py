@@ -20,8 +20,8 @@ TICK_S: Final = 0.25
 ANSWER_S: Final = 15.0
 SOURCE: Final = "soak"
 ROUTING: Final = {
-    "queue": {"max_requests": 300, "timeout_s": 6.0},
-    "timeouts": {"connect_s": 1.0, "first_byte_s": 4.0, "between_bytes_s": 4.0, "total_s": 40.0},
+    "queue": {"max_requests": 24, "timeout_s": 2.0},
+    "timeouts": {"connect_s": 1.0, "first_byte_s": 2.0, "between_bytes_s": 2.0, "total_s": 40.0},
 }
 
 

@@ -23,7 +23,7 @@ LIMITS = (4, 4, 4, 4, 3, 3, 3, 5)
 
 TROUBLED_MAX = 4
 REQUESTS_PER_FAULT = 22.0
-"""Mean distance of two faults, in requests: with a mean length of 60 about a third of the pool is in trouble."""
+"""Mean distance of two faults, in requests: with a mean length of 160 about half of the pool is in trouble."""
 
 OUTAGE_EVERY = 4000
 """Mean distance of two outages, in requests."""
@@ -205,7 +205,7 @@ def schedule(seed: int, requests: int) -> tuple[Fault, ...]:
         if len(free) > SLOTS - TROUBLED_MAX:
             slot = rng.choice(free)
             what = rng.choices(list(_ONE), list(_ONE.values()))[0]
-            length = int(rng.choice((rng.uniform(5, 40), rng.uniform(40, 150), rng.uniform(150, 400))))
+            length = int(rng.choice((rng.uniform(5, 40), rng.uniform(40, 150), rng.uniform(150, 600))))
             found += _fault(rng, what, slot, now, length)
             busy[slot] = now + length + 20
         at += rng.expovariate(1 / REQUESTS_PER_FAULT)
@@ -218,7 +218,7 @@ def _outage(rng: random.Random, at: int, busy: list[int]) -> list[Fault]:
     found = []
     for slot in range(SLOTS):
         if busy[slot] <= at and rng.random() < 0.85:
-            length = rng.randint(60, 250)
+            length = rng.randint(100, 700)
             found += _fault(rng, what, slot, at, length)
             busy[slot] = at + length + 20
     return found
