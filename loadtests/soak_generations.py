@@ -57,6 +57,12 @@ class Run:
         assert found is not None
         return found[1]
 
+    @property
+    def answer_died(self) -> bool:
+        """It was finished, and its process died as it was about to answer: nobody got it, nobody could know of it."""
+        ended_s = self.engine.ended_s
+        return self.finished and ended_s is not None and ended_s < self.end_s + NOTICE_S
+
     def over_s(self) -> float:
         """When it was surely over: an abort may be noticed late, and nothing is noticed while the process is stopped."""
         if self.finished or not self.ended:
@@ -134,8 +140,10 @@ def check(logs: Iterable[EngineLog], records: Iterable[Record], boots: Iterable[
 
 
 def _once(base: str, runs: list[Run], findings: Findings) -> None:
-    """One request: its generations one after the other, at most one of them finished, all for the same client."""
-    if sum(run.finished for run in runs) > 1:
+    """One request: its generations one after the other, at most one of them finished, all for the same client. One whose
+    answer died with its process may be followed by another, if the policy calls requests idempotent.
+    """
+    if sum(run.finished and not run.answer_died for run in runs) > 1:
         told = ", ".join(f"{run.attempt} at {run.engine.name}" for run in runs if run.finished)
         findings.add(f"{base} was generated to its end more than once: {told}", base)
     for index, run in enumerate(runs):

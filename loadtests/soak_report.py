@@ -112,13 +112,26 @@ def _logs(folder: Path) -> dict[str, list[str]]:
     return {file.name: file.read_text(errors="replace").splitlines() for file in files}
 
 
+def _client_ids(wanted: set[str], logs: dict[str, list[str]]) -> set[str]:
+    """The clients' own ids of the requests whose attempts are named."""
+    found = set()
+    for name, lines in logs.items():
+        if name.endswith(".generations"):
+            rows = (json.loads(line) for line in lines if line.endswith("}") and any(id_ in line for id_ in wanted))
+            found |= {row["client_request_id"] for row in rows}
+    return found - {None}
+
+
 def _context(soak: Soak, problem: Problem, logs: dict[str, list[str]]) -> Iterable[str]:
     wanted = {id_ for id_ in problem.ids if id_}
+    around = problem.begun
+    clients = _client_ids(wanted, logs)
     if soak.clients is not None:
         for record in soak.clients.records:
             own = {record.client_id, record.answer_id, record.generation} - {None}
-            if own & wanted:
+            if own & wanted or record.client_id in clients:
                 yield f"  request: {record}"
+                around = record.asked.number
                 wanted |= {id_ for id_ in own if id_}
     shown = 0
     for name, lines in logs.items():
@@ -128,5 +141,5 @@ def _context(soak: Soak, problem: Problem, logs: dict[str, list[str]]) -> Iterab
                 yield f"  {name}: {line}"
     if soak.chaos is not None:
         for at_s, begun, what in soak.chaos.history:
-            if abs(begun - problem.begun) <= AROUND:
+            if abs(begun - around) <= AROUND:
                 yield f"  done at {at_s:.3f} with {begun} begun: {what}"
