@@ -171,8 +171,10 @@ class Chaos:
         except TimeoutError:
             self._problem(f"{old.id} was not drained within {DRAIN_S:g} s")
         old.drained_s = self._stack.now()
-        await old.child.stop(10.0)
-        old.ended_s = self._stack.now()
+        self._stack.kill_engine(
+            old
+        )  # not SIGTERM: an engine may be kind to what still runs, and then this proves nothing
+        await old.child.wait()
         self._tell(old, intent="absent")
         if not surge:
             await self._join(old.slot)

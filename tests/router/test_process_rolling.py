@@ -1,7 +1,7 @@
 """Rolling replacement of all replicas under load, by real processes: the right way costs nobody anything.
 
 Two routers share four replicas; clients keep their connections and ask one long stream after the other. Each replica is
-replaced in turn: a new one started and routed, the old one draining, acknowledged as drained by both routers, stopped.
+replaced in turn: a new one started and routed, the old one draining, acknowledged as drained by both routers, killed.
 Every byte is judged by the soak's strict clients. The second test stops a replica without a drain, and the same clients
 must notice: else the first would prove nothing.
 """
@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -91,7 +92,7 @@ class Rolling:
         return count
 
     async def drain(self, engine: Engine) -> None:
-        """Draining, acknowledged by both, stopped, gone."""
+        """Draining, acknowledged by both, killed, gone."""
         rows = self.controller.rows
         rows[engine.id].intent = "draining"
         await self.controller.told()
@@ -100,7 +101,8 @@ class Rolling:
                 await self.controller.told()
                 await asyncio.sleep(0.02)
         engine.drained_s = self.stack.now()
-        assert await engine.child.stop(BOUND_S)
+        self.stack.kill_engine(engine)  # not SIGTERM, after which the emulated engine ends its streams
+        await engine.child.wait()
         del rows[engine.id]
 
     def outcomes(self) -> dict[str, int]:
@@ -110,7 +112,7 @@ class Rolling:
 @asynccontextmanager
 async def rolling(folder: Path) -> AsyncIterator[Rolling]:
     """Two routers, four replicas, everything ready and under load; the load has ended when the block has."""
-    stack = Stack(folder, asyncio.get_running_loop().time)
+    stack = Stack(folder, lambda: datetime.now(UTC).timestamp())  # as in the engines' logs
     try:
         async with aiohttp.ClientSession() as session:
             await asyncio.gather(*(stack.router(f"router-{number}") for number in range(2)))
@@ -153,7 +155,8 @@ async def test_all_replicas_are_replaced_under_load_and_nobody_notices(tmp_path:
             slot=0,
             limit=LIMIT + 1,
             rows=[*map(json.loads, engine.generations.read_text().splitlines())],
-            drained_s=None,
+            ended_s=engine.ended_s,
+            drained_s=engine.drained_s,
         )
         for engine in ours.engines
     ]
