@@ -125,7 +125,7 @@ class Dispatcher:
         self._release(request, endpoint, outcome, now)
         request.tried = (*request.tried, endpoint)
         rules = model.intent.routing.retries
-        again = retries.may_retry(rules, request.attempts, sent=sent, late=outcome == TIMEOUT)
+        again = retries.may_retry(rules, request.attempts, sent, late=outcome == TIMEOUT)
         if again and sent:
             again = model.budget.spend(model.meter.asked_for(), rules.budget_percent)
         if again and self.names.get(model.name) is model:

@@ -46,7 +46,7 @@ def attempt_id(request_id: bytes, attempt: int) -> bytes:
     return request_id if attempt == 1 else b"%s-a%d" % (request_id, attempt)
 
 
-def may_retry(rules: Retries, attempts: int, *, sent: bool, late: bool) -> bool:
+def may_retry(rules: Retries, attempts: int, sent: bool, *, late: bool = False) -> bool:
     """The ladder without the budget. `attempts`: sends so far; `sent`: did this one leave, without a byte back; `late`: it
     was given up, its connection did not end by itself.
     """
