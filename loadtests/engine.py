@@ -64,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="tokens the KV cache holds (default 4096 a slot)")
     parser.add_argument("--log", type=Path, metavar="FILE", help="append one JSON line for each generation that ended")
+    parser.add_argument(
+        "--log-starts", action="store_true", help="with --log: one line also for each generation that is taken in"
+    )
     parser.add_argument("--exit-after-s", type=float, metavar="S", help="end after this long whatever happens")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which words the answers have (default 0)")
     add_fault_arguments(parser)
@@ -133,6 +136,7 @@ async def _serve(args: argparse.Namespace, listener: socket.socket, log: TextIO 
     if args.exit_after_s is not None:
         loop.call_later(args.exit_after_s, os._exit, 0)
     driver = EngineDriver(Batch(_rates(args)), faults_from(args), log, lambda moment: moment + offset)
+    driver.log_starts = args.log_starts
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     loop.add_signal_handler(signal.SIGTERM, lambda: None if driver.faults.ignore_sigterm else stop.set())

@@ -57,11 +57,14 @@ class Totals:
 
 
 class EngineDriver:
-    """The batch on a real clock. `epoch_s` turns the loop's time into epoch seconds."""
+    """The batch on a real clock. `epoch_s` turns the loop's time into epoch seconds; `log_starts`: log also what is
+    taken in, so that the log of a killed engine shows what it had begun.
+    """
 
     def __init__(self, batch: Batch, faults: Faults, log: TextIO | None, epoch_s: Callable[[float], float]) -> None:
         self.batch = batch
         self.totals = Totals()
+        self.log_starts = False
         self.thawed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._epoch_s = epoch_s
@@ -97,6 +100,9 @@ class EngineDriver:
     def submit(self, ticket: Ticket) -> None:
         """Take a request in."""
         self._tickets[ticket.generation] = ticket
+        if self.log_starts and self._log is not None:
+            row = {"request_id": ticket.request_id, "client_request_id": ticket.client_request_id}
+            self._log.write(orjson.dumps({**row, "begun_s": self.now_epoch_s}).decode() + "\n")
         self.batch.add(ticket.generation, self._loop.time())
         self._arm()
 
