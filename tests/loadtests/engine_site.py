@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from loadtests.engine_faults import Faults
 from loadtests.engine_http import EngineHandlers
 from loadtests.engine_pages import Served
 
+CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
@@ -32,6 +34,29 @@ async def until(true: Callable[[], bool]) -> None:
     raise AssertionError("waited 10 s in vain")
 
 
+class Raw:
+    """A client connection that shows its bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, document: Any, path: str = CHAT_PATH) -> None:
+        body = json.dumps(document).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.writer.write(head.encode() + body)
+
+    async def whole(self) -> bytes:
+        """An answer with a length."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        assert length is not None
+        return head + await self.reader.readexactly(int(length[1]))
+
+    async def rest(self) -> bytes:
+        """Until the end. Raises `ConnectionResetError`."""
+        return await asyncio.wait_for(self.reader.read(-1), 10)
+
+
 class Engine:
     """One engine inside the test's loop."""
 
@@ -39,8 +64,15 @@ class Engine:
         self.client = client
         self.handlers = handlers
         self.driver = handlers.driver
-        self.door = handlers._door
+        self.raws: list[Raw] = []
         self._log = log
+
+    async def raw(self) -> Raw:
+        """A connection of its own."""
+        url = self.client._base_url
+        assert url is not None
+        self.raws.append(Raw(*await asyncio.open_connection(url.host, url.port)))
+        return self.raws[-1]
 
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._log.getvalue().splitlines()]
@@ -75,7 +107,10 @@ async def running(slots: int = 2) -> AsyncIterator[Engine]:
         await door.open(runner.server, listener)
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
-                yield Engine(client, handlers, log)
+                made = Engine(client, handlers, log)
+                yield made
         finally:
+            for raw in made.raws:
+                raw.writer.transport.abort()
             door.close()
             await runner.cleanup()
