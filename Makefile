@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 ARGS ?=
 
-.PHONY: demo demo-trace test check format bench build clean
+.PHONY: demo demo-trace test check format bench soak build clean
 
 demo: $(VENV)/.run  ## forecasts, pre-warms, routes and reports on real processes: make demo ARGS="--seed 2"
 	@$(BIN)/tidegate demo $(ARGS)
@@ -32,6 +32,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev  ## figures for docs/benchmarks.md
 	$(BIN)/python -m loadtests.bench.hotpath $(ARGS)
+
+soak: $(VENV)/.dev  ## 20,000 requests under faults, everything checked: make soak ARGS="--seed 2"
+	$(BIN)/python -m loadtests.soak --requests 20000 $(ARGS)
 
 build: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --outdir dist

@@ -2,10 +2,10 @@
 and breaks on demand.
 
 This module is the process: flags, port, loading, signals, end. The parts: `engine_batch` (the model of batching),
-`engine_driver` (the model on a real clock), `engine_answers` (bytes), `engine_http` (paths), `engine_faults` (what can
-go wrong). It imports nothing heavy, because sixteen of these start in the demo. Loading in the manner of vLLM
-(`refuse`) holds the port without listening, so that a taken port is known at once and a client is refused until the
-weights are there.
+`engine_driver` (the model on a real clock), `engine_answers` and `engine_dialects` (bytes), `engine_http` and
+`engine_pages` (paths), `engine_door` (connections), `engine_faults` (what can go wrong). It imports nothing heavy,
+because sixteen of these start in the demo. Loading in the manner of vLLM (`refuse`) holds the port without listening, so
+that a taken port is known at once and a client is refused until the weights are there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -29,10 +30,15 @@ from loadtests.errors import BadInput
 if TYPE_CHECKING:
     from aiohttp.web import AppRunner
 
-    from loadtests.engine_http import Served
+    from loadtests.engine_door import Door
+    from loadtests.engine_driver import EngineDriver
+    from loadtests.engine_http import EngineHandlers
+    from loadtests.engine_pages import Served
 
 FINISH_S = 5.0
 """After SIGTERM, what runs may take this long to finish."""
+FOREVER_S = 86_400.0
+"""One that hangs after SIGTERM is killed, or ends after a day."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="tokens the KV cache holds (default 4096 a slot)")
     parser.add_argument("--log", type=Path, metavar="FILE", help="append one JSON line for each generation that ended")
+    parser.add_argument(
+        "--log-starts", action="store_true", help="with --log: one line also for each generation that is taken in"
+    )
     parser.add_argument("--exit-after-s", type=float, metavar="S", help="end after this long whatever happens")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which words the answers have (default 0)")
     add_fault_arguments(parser)
@@ -125,6 +134,7 @@ def _bind(host: str, port: int) -> socket.socket:
 async def _serve(args: argparse.Namespace, listener: socket.socket, log: TextIO | None) -> int:
     from aiohttp import web
 
+    from loadtests.engine_door import Door
     from loadtests.engine_driver import EngineDriver
     from loadtests.engine_http import EngineHandlers
 
@@ -133,10 +143,12 @@ async def _serve(args: argparse.Namespace, listener: socket.socket, log: TextIO 
     if args.exit_after_s is not None:
         loop.call_later(args.exit_after_s, os._exit, 0)
     driver = EngineDriver(Batch(_rates(args)), faults_from(args), log, lambda moment: moment + offset)
+    driver.log_starts = args.log_starts
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     loop.add_signal_handler(signal.SIGTERM, lambda: None if driver.faults.ignore_sigterm else stop.set())
-    handlers = EngineHandlers(driver, _served(args))
+    door = Door(driver)
+    handlers = EngineHandlers(driver, _served(args), door)
     app = handlers.application()
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FINISH_S)
     await runner.setup()
@@ -144,28 +156,41 @@ async def _serve(args: argparse.Namespace, listener: socket.socket, log: TextIO 
         url = f"http://{args.host}:{listener.getsockname()[1]}"
         handlers.loading = args.loading == "503"
         if handlers.loading:
-            await _listen(runner, listener)
+            await _listen(runner, door, listener)
         print(f"tidegate engine loading: {url}", flush=True)
         if await _loaded(args, stop):
             handlers.loading = False
             if args.loading == "refuse":
-                await _listen(runner, listener)
+                await _listen(runner, door, listener)
             print(f"tidegate engine ready: {url}", flush=True)
             await stop.wait()
+            await _told_to_stop(driver, door, handlers)
     finally:
+        door.close()
         await runner.cleanup()
     return 0
 
 
-async def _listen(runner: AppRunner, listener: socket.socket) -> None:
-    """Begin to listen. Two that load may hold one port (SO_REUSEADDR): the second learns it only here."""
-    from aiohttp import web
+async def _listen(runner: AppRunner, door: Door, listener: socket.socket) -> None:
+    assert runner.server is not None, "listens before it is set up"
+    await door.open(runner.server, listener)
 
-    try:
-        await web.SockSite(runner, listener).start()
-    except OSError as error:
-        host, port = listener.getsockname()[:2]
-        raise BadInput(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+async def _told_to_stop(driver: EngineDriver, door: Door, handlers: EngineHandlers) -> None:
+    """What real engines do between SIGTERM and their end; see `Faults.sigterm`. Streams end after it, or with it."""
+    faults = driver.faults
+    match faults.sigterm:
+        case "hang" | "silence":
+            door.close()
+            driver.obey(replace(faults, freeze=True))
+            await asyncio.sleep(FOREVER_S if faults.sigterm == "hang" else faults.sigterm_s)
+            os._exit(0)  # nothing more is written: a client sees the end of the connection, or a reset
+        case "refuse" | "reset":
+            handlers.refusing = faults.sigterm == "refuse"
+            door.resetting = faults.sigterm == "reset"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(faults.sigterm_s):
+                    await driver.emptied.wait()
 
 
 def _rates(args: argparse.Namespace) -> Rates:
@@ -178,7 +203,7 @@ def _rates(args: argparse.Namespace) -> Rates:
 
 
 def _served(args: argparse.Namespace) -> Served:
-    from loadtests.engine_http import Served
+    from loadtests.engine_pages import Served
 
     kv_tokens = args.kv_tokens or 4096 * args.slots
     return Served(model=args.model, context_tokens=args.context_tokens, kv_tokens=kv_tokens, seed=args.seed)

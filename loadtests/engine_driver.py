@@ -20,6 +20,8 @@ import orjson
 from loadtests.engine_batch import Batch, Generation
 from loadtests.engine_faults import Faults
 
+CORE_DEATH_S = 0.1
+"""From the death of the process for the model to the end of the engine, as vLLM."""
 TIMER_SLACK_S = 0.001
 """Tokens due within a millisecond are given now: uvloop's clock counts whole ones, and a timer that fires early
 would spin.
@@ -28,19 +30,22 @@ would spin.
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ticket:
-    """One request's place in the engine. `woken` is set when there is something new to send."""
+    """One request's place in the engine. `woken` is set when there is something new to send; `stopped`: why the engine
+    gave it up, "abort" (it went to sleep) or "error" (its process for the model died).
+    """
 
     generation: Generation
     request_id: str
     client_request_id: str | None
     stream: bool
+    stopped: str | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def tokens(self, sent: int) -> int:
         """Wait until more than `sent` tokens are there (for a request not streamed: all); returns how many there
-        are.
+        are. Fewer when the engine gave it up.
         """
-        while self.generation.tokens <= sent:
+        while self.generation.tokens <= sent and self.stopped is None:
             self.woken.clear()
             await self.woken.wait()
         return self.generation.tokens
@@ -57,12 +62,19 @@ class Totals:
 
 
 class EngineDriver:
-    """The batch on a real clock. `epoch_s` turns the loop's time into epoch seconds."""
+    """The batch on a real clock. `epoch_s` turns the loop's time into epoch seconds. `awake`: set while requests are
+    taken, neither frozen nor asleep; `emptied`: set while nothing is in the engine; `leave_process` ends the process;
+    `log_starts`: log also what is taken in, so that the log of a killed engine shows what it had begun.
+    """
 
     def __init__(self, batch: Batch, faults: Faults, log: TextIO | None, epoch_s: Callable[[float], float]) -> None:
         self.batch = batch
         self.totals = Totals()
-        self.thawed = asyncio.Event()
+        self.log_starts = False
+        self.awake = asyncio.Event()
+        self.emptied = asyncio.Event()
+        self.emptied.set()
+        self.leave_process: Callable[[int], object] = os._exit
         self._loop = asyncio.get_running_loop()
         self._epoch_s = epoch_s
         self._log = log
@@ -81,22 +93,41 @@ class EngineDriver:
     def obey(self, faults: Faults) -> None:
         """New faults from now on."""
         now = self._loop.time()
-        self.faults = faults
+        before, self.faults = self.faults, faults
         self.batch.speed = faults.speed
         if faults.freeze:
-            self.thawed.clear()
             if self._frozen_since_s is None:
                 self._frozen_since_s = now
+        elif self._frozen_since_s is not None:
+            self.batch.shift(now - self._frozen_since_s)
+            self._frozen_since_s = None
+        if faults.asleep:
+            self._give_up("abort")
+        if faults.core_dead and not before.core_dead:
+            self._give_up("error")
+            self._loop.call_later(CORE_DEATH_S, self.leave_process, 0)
+        if faults.freeze or faults.asleep:
+            self.awake.clear()
         else:
-            self.thawed.set()
-            if self._frozen_since_s is not None:
-                self.batch.shift(now - self._frozen_since_s)
-                self._frozen_since_s = None
+            self.awake.set()
         self._arm()
+
+    def _give_up(self, why: str) -> None:
+        """All that is in the engine ends now, unfinished."""
+        now = self._loop.time()
+        for ticket in reversed(list(self._tickets.values())):  # the last first: those that wait must not be started
+            self.batch.leave(ticket.generation, now)
+            ticket.stopped = why
+            self._ended(ticket, aborted=True)
+            ticket.woken.set()
 
     def submit(self, ticket: Ticket) -> None:
         """Take a request in."""
         self._tickets[ticket.generation] = ticket
+        if self.log_starts and self._log is not None:
+            row = {"request_id": ticket.request_id, "client_request_id": ticket.client_request_id}
+            self._log.write(orjson.dumps({**row, "begun_s": self.now_epoch_s}).decode() + "\n")
+        self.emptied.clear()
         self.batch.add(ticket.generation, self._loop.time())
         self._arm()
 
@@ -110,7 +141,7 @@ class EngineDriver:
         """End the process at once, as a crash does; what ran is logged as aborted."""
         for ticket in list(self._tickets.values()):
             self._ended(ticket, aborted=True)
-        os._exit(1)
+        self.leave_process(1)
 
     def _arm(self) -> None:
         due = None if self.faults.freeze else self.batch.next_due()
@@ -138,6 +169,8 @@ class EngineDriver:
     def _ended(self, ticket: Ticket, *, aborted: bool) -> None:
         generation = ticket.generation
         del self._tickets[generation]
+        if not self._tickets:
+            self.emptied.set()
         self.totals.prompt_tokens += generation.input_tokens if generation.tokens else 0
         if aborted:
             self.totals.aborted += 1

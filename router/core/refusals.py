@@ -44,7 +44,10 @@ MODEL_REMOVED = Refusal(
 )
 UNREACHABLE = Refusal(status=502, code="unreachable", message="no replica could be reached", retry_after_s=1)
 CUT = Refusal(
-    status=502, code="replica_failed", message="the replica closed the connection before it answered", retry_after_s=1
+    status=502,
+    code="replica_failed",
+    message="the replica closed the connection before its answer was complete",
+    retry_after_s=1,
 )
 BROKEN = Refusal(status=502, code="bad_answer", message="the replica's answer is not valid HTTP", retry_after_s=1)
 TIMED_OUT = Refusal(status=504, code="timeout", message="the replica did not answer in time", retry_after_s=1)

@@ -6,7 +6,8 @@ storm.
 | no connection: nothing was sent          | elsewhere, up to `max_attempts`; outside the budget: it loads nobody |
 | reused connection closed, no byte back   | once, on a fresh connection to the same endpoint (keep-alive race)   |
 | sent, no byte back, connection dead      | only if the policy says idempotent, within budget and attempts       |
-| sent, no byte back, merely late          | the same: the shell closes the connection first, so it is dead       |
+| sent, no byte back, merely late          | never: an engine that stands still does not see that we hung up, so  |
+|                                          | it may run the request when it goes on, beside the second attempt    |
 | a byte of the answer came                | never                                                                |
 
 Budget: a token bucket that each request fills by `budget_percent`/100 and each retry empties by 1, at most `BURST`.
@@ -45,8 +46,10 @@ def attempt_id(request_id: bytes, attempt: int) -> bytes:
     return request_id if attempt == 1 else b"%s-a%d" % (request_id, attempt)
 
 
-def may_retry(rules: Retries, attempts: int, sent: bool) -> bool:
-    """The ladder without the budget. `attempts`: sends so far; `sent`: did this one leave, without a byte back."""
+def may_retry(rules: Retries, attempts: int, sent: bool, *, late: bool = False) -> bool:
+    """The ladder without the budget. `attempts`: sends so far; `sent`: did this one leave, without a byte back; `late`: it
+    was given up, its connection did not end by itself.
+    """
     if attempts >= rules.max_attempts:
         return False
-    return rules.idempotent or not sent
+    return not sent or (rules.idempotent and not late)

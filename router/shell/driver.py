@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from router.core.endpoints import ABSENT, IGNORED, TIMEOUT, Endpoint
 from router.shell.client import BODY, BUSY, LINGERING, WAITING, Client
-from router.shell.connection import CONNECTING, FIRST_EVENT, HEAD
+from router.shell.connection import CONNECTING, EVENTS, FIRST_EVENT, HEAD
 from router.shell.lines import BadHead
-from router.shell.upstream import EVENTS, Upstream
+from router.shell.upstream import Upstream
 
 if TYPE_CHECKING:
     from router.shell.http import DataPlane

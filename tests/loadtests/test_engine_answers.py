@@ -87,7 +87,7 @@ def events(raw: bytes) -> list[Any]:
 
 def test_a_chat_stream_has_vllms_events() -> None:
     made = answer(Asked(chat=True, stream=True, usage=True, words=1, output_tokens=1))
-    raw = made.role() + made.token(1) + made.end(1)
+    raw = made.opening() + made.token(1) + made.end(1)
     role, token, finish, usage = events(raw)
     head = {"id": "chatcmpl-req-1", "object": "chat.completion.chunk", "created": 7, "model": "tiny"}
     assert {key: role[key] for key in head} == head
@@ -101,7 +101,7 @@ def test_a_chat_stream_has_vllms_events() -> None:
 
 def test_a_completion_stream_has_no_role_event_and_no_usage_unless_asked() -> None:
     made = answer(Asked(chat=False, stream=True, usage=False, words=1, output_tokens=1))
-    assert made.role() == b""
+    assert made.opening() == b""
     token, finish = events(made.token(1) + made.end(1))
     assert token["object"] == finish["object"] == "text_completion"
     assert token["choices"][0]["text"].strip()
@@ -128,7 +128,7 @@ def test_a_document_has_the_same_words_as_the_stream() -> None:
         ({"fail_status": 600}, "400 to 599"),
         ({"speed": 0}, "at least 0.001"),
         ({"speed": float("nan")}, "at least"),
-        ({"metrics": "all"}, "vllm, absent, nan, renamed"),
+        ({"metrics": "all"}, "vllm, absent, missing, nan, renamed, stale, error"),
         ({"never_ready": True}, "only be set by a flag"),
     ],
 )

@@ -3,73 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from loadtests.engine_batch import Batch, Rates
-from loadtests.engine_driver import EngineDriver
-from loadtests.engine_faults import Faults
-from loadtests.engine_http import EngineHandlers, Served
-
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Poll every 5 ms, for at most 10 s."""
-    for _ in range(2000):
-        if true():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("waited 10 s in vain")
-
-
-class Engine:
-    """One engine inside the test's loop."""
-
-    def __init__(self, client: aiohttp.ClientSession, handlers: EngineHandlers, log: io.StringIO) -> None:
-        self.client = client
-        self.handlers = handlers
-        self.driver = handlers.driver
-        self._log = log
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._log.getvalue().splitlines()]
-
-    async def fault(self, **wanted: object) -> None:
-        async with self.client.post("/fault", json=wanted) as answer:
-            assert answer.status == 200
-
-    async def stream(self, **more: object) -> bytes:
-        async with self.client.post("/v1/chat/completions", json={**CHAT, "stream": True, **more}) as answer:
-            assert answer.status == 200
-            return await answer.read()
-
-    async def settled(self) -> None:
-        """Until nothing is in the engine any more."""
-        await until(lambda: not self.driver.batch.generations())
+from tests.loadtests.engine_site import CHAT, Engine, running, until
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
-    log = io.StringIO()
-    rates = Rates(slots=2, prefill_tokens_per_s=1e6, decode_tokens_per_s=200.0)
-    driver = EngineDriver(Batch(rates), Faults(), log, lambda moment: moment)
-    handlers = EngineHandlers(driver, Served(model="tide-1", context_tokens=100_000, kv_tokens=1000))
-    runner = web.AppRunner(handlers.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        async with aiohttp.ClientSession(url) as client:
-            yield Engine(client, handlers, log)
-    finally:
-        await runner.cleanup()
+    async with running() as made:
+        yield made
 
 
 async def test_a_stream_ends_in_done_and_is_logged(engine: Engine) -> None:

@@ -132,3 +132,112 @@ async def test_one_that_ignores_sigterm_serves_on(start: Start) -> None:
     process.send_signal(signal.SIGTERM)
     assert (await ask(url, 2)).endswith(b"[DONE]\n\n")
     assert process.returncode is None
+
+
+async def begun(url: str, max_tokens: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A stream whose first token is here."""
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens, "stream": True})
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    writer.write(head.encode())
+    await reader.readuntil(b'"role"')
+    return reader, writer
+
+
+async def rest_of(stream: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """What still comes of it."""
+    reader, writer = stream
+    async with asyncio.timeout(20):
+        data = await reader.read(-1)
+    writer.close()
+    return data
+
+
+async def until_refused(url: str) -> None:
+    async with asyncio.timeout(20):
+        while not refused(url):  # noqa: ASYNC110  # another process sets no event of ours
+            await asyncio.sleep(0.01)
+
+
+async def told(start: Start, *flags: str) -> tuple[asyncio.subprocess.Process, str]:
+    """A process that serves."""
+    process = await start("--port", "0", "--decode-tokens-per-s", "20", *flags)
+    await url_of(process, "loading")
+    return process, await url_of(process, "ready")
+
+
+@pytest.mark.fault("R9")
+async def test_sigterm_as_vllm_closes_the_port_and_leaves_streams_hanging(start: Start) -> None:
+    process, url = await told(start, "--sigterm", "hang")
+    reader, writer = await begun(url, 1000)
+    process.send_signal(signal.SIGTERM)
+    await until_refused(url)
+    with pytest.raises(TimeoutError):  # noqa: PT012
+        async with asyncio.timeout(0.3):
+            while await reader.read(1000):  # what was under way, and then nothing
+                pass
+    assert process.returncode is None
+    writer.close()
+
+
+async def test_sigterm_as_vllm_with_a_shutdown_time_finishes_and_refuses(start: Start) -> None:
+    process, url = await told(start, "--sigterm", "refuse")
+    stream = await begun(url, 20)
+    process.send_signal(signal.SIGTERM)
+    async with aiohttp.ClientSession() as client:
+        async with asyncio.timeout(20):
+            while True:
+                async with client.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1}) as answer:
+                    if answer.status == 500:
+                        break
+        async with client.get(f"{url}/health") as answer:
+            assert answer.status == 200
+    assert (await rest_of(stream)).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+    assert await process.wait() == 0
+
+
+async def test_sigterm_as_llama_cpp_falls_silent_and_ends_without_done(start: Start) -> None:
+    process, url = await told(start, "--sigterm", "silence", "--sigterm-s", "0.3")
+    stream = await begun(url, 1000)
+    process.send_signal(signal.SIGTERM)
+    try:
+        assert b"[DONE]" not in await rest_of(stream)
+    except ConnectionResetError:
+        pass
+    assert await process.wait() == 0
+
+
+async def test_sigterm_as_triton_finishes_and_resets_new_connections(start: Start) -> None:
+    process, url = await told(start, "--sigterm", "reset")
+    stream = await begun(url, 20)
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(20):
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+            except (ConnectionResetError, asyncio.IncompleteReadError):
+                break
+            finally:
+                writer.close()
+    assert (await rest_of(stream)).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+    assert await process.wait() == 0
+
+
+async def test_a_dead_core_ends_the_process_in_order(start: Start) -> None:
+    process, url = await told(start)
+    stream = await begun(url, 1000)
+    async with aiohttp.ClientSession() as client, client.post(f"{url}/fault", json={"core_dead": True}) as answer:
+        assert answer.status == 200
+    assert b"EngineCore" in await rest_of(stream)
+    assert await process.wait() == 0
+    assert refused(url)
+
+
+async def test_it_starts_light(start: Start) -> None:
+    code = "import sys, loadtests.engine, loadtests.engine_http; print([m for m in %r if m in sys.modules])"
+    heavy = ["numpy", "pydantic", "prometheus_client", "msgspec", "structlog", "rich"]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code % heavy, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert out.decode().strip() == "[]"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from typing import Any
 
 from router.core.dispatcher import Dispatcher
 from router.model import table_from
 from router.shell.client import Client
+from router.shell.connection import IDLE
 from router.shell.http import DataPlane, Limits
+from router.shell.upstream import Upstream
 
 
 class Hand:
@@ -66,3 +69,23 @@ def beats(of: DataPlane, count: int) -> None:
     """Let the timer fire this often."""
     for _ in range(count):
         of.driver.beat()
+
+
+def engine(of: DataPlane) -> tuple[Upstream, Hand]:
+    """An idle connection to the one endpoint of the model "m", as if it had served before; it is the next to be used."""
+    now = of.loop.time()
+    row = {"id": "e0", "url": "http://127.0.0.1:1", "model": "m", "limit": 100}
+    table = {"source": "t", "revision": 1, "models": [{"name": "m"}], "endpoints": [row]}
+    of.dispatcher.apply(table_from(table), now)
+    of.dispatcher.probed("e0", True, now)
+    endpoint = of.dispatcher.endpoints["e0"]
+    endpoint.failures, endpoint.paused_until = 0, 0.0
+    transport: Any = Hand()
+    nobody: Any = None
+    made = Upstream(of, endpoint, nobody)
+    made.state, made.transport, made._used = IDLE, transport, 1
+    if endpoint.pool is None:
+        endpoint.pool = deque()
+        of.pooled.add(endpoint)
+    endpoint.pool.append(made)
+    return made, transport

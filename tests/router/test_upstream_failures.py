@@ -30,6 +30,7 @@ async def never(received: Received, writer: asyncio.StreamWriter) -> None:
 
 
 @on_uvloop
+@pytest.mark.fault("R10")
 async def test_a_stale_keep_alive_connection_is_replayed_once_and_nobody_notices() -> None:
     async with Site(json_answer()) as site:
         engine = site.engines[0]
@@ -52,6 +53,7 @@ async def test_a_stale_keep_alive_connection_is_replayed_once_and_nobody_notices
 
 
 @on_uvloop
+@pytest.mark.fault("R10")
 async def test_an_idle_connection_that_the_engine_closes_is_not_used_again() -> None:
     async with Site(json_answer()) as site:
         for _ in range(3):
@@ -66,6 +68,7 @@ async def test_an_idle_connection_that_the_engine_closes_is_not_used_again() -> 
 
 
 @on_uvloop
+@pytest.mark.fault("R10")
 async def test_idle_connections_are_closed_before_engines_do_it() -> None:
     async with Site(json_answer()) as site:
         await site.ask(post())

@@ -21,10 +21,29 @@ from router.core.endpoints import (
 )
 from router.core.refusals import Refusal
 from router.core.requests import Request
+from router.model import EngineLoad
 from tests.router.core.story import Story, endpoint
 
 IDS = ("a", "b", "c")
-ROUTING = {"retries": {"idempotent": True}, "queue": {"max_requests": 5, "timeout_s": 7}}
+ROUTING: dict[str, Any] = {"retries": {"idempotent": True}, "queue": {"max_requests": 5, "timeout_s": 7}}
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"policy": "prefix", "tenants": {"weights": {"x": 2.0}}},
+    {"policy": "session", "priorities": {}},
+    {"policy": "round-robin", "tenants": {}, "priorities": {"bands": ["high", "low"]}, "ramp_s": 0},
+]
+"""What a table may say about the model besides `ROUTING`."""
+ASKED = st.fixed_dictionaries(
+    {
+        "size": st.sampled_from([1, 10]),
+        "tokens_in": st.sampled_from([5, 5, 500]),
+        "patience_s": st.sampled_from([None, None, 2.0]),
+        "key": st.sampled_from([None, 1, 2]),
+        "fields": st.fixed_dictionaries(
+            {"x-tenant-id": st.sampled_from("xyz"), "x-priority": st.sampled_from(["0", "1", "system", "?"])}
+        ),
+    }
+)
 
 
 class DispatcherMachine(RuleBasedStateMachine):
@@ -41,11 +60,13 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.running: dict[Request, Endpoint] = {}
         self.waiting: list[Request] = []
         self.judged: set[Request] = set()
+        self.kind = KINDS[0]
 
-    def tell(self, told: dict[str, dict[str, Any]]) -> None:
+    def tell(self, told: dict[str, dict[str, Any]], kind: dict[str, Any] | None = None) -> None:
         self.told = told
+        self.kind = self.kind if kind is None else kind
         rows = [endpoint(name, **changes) for name, changes in told.items()]
-        self.story.tell(*rows, ready=False, routing=ROUTING)
+        self.story.tell(*rows, ready=False, routing={**ROUTING, **self.kind})
 
     def settle(self) -> None:
         """Take the effects and check each start against the rules."""
@@ -64,7 +85,11 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert at is made.endpoint
         assert self.told[at.id]["intent"] == "active", "sent to a standby, draining or absent endpoint"
         assert at.health in ("ready", "half-open"), "sent to an endpoint that is not routable"
-        assert at.in_flight <= at.limit, "sent above the limit"
+        assert at.in_flight <= at.limit <= at.told_limit, "sent above the limit"
+        largest = [each.max_input_tokens for each in self.story.dispatcher.endpoints.values() if each.exists]
+        if at.max_input_tokens is not None and at.max_input_tokens < made.tokens_in:
+            assert None not in largest
+            assert at.max_input_tokens == max(size for size in largest if size), "a long prompt on a small endpoint"
 
     def verdict(self, made: Request, verdict: Endpoint | Refusal | str) -> None:
         if verdict == QUEUED:
@@ -83,12 +108,17 @@ class DispatcherMachine(RuleBasedStateMachine):
         told=st.dictionaries(
             st.sampled_from(IDS),
             st.fixed_dictionaries(
-                {"intent": st.sampled_from(["active", "active", "standby", "draining"]), "limit": st.integers(1, 3)}
+                {
+                    "intent": st.sampled_from(["active", "active", "standby", "draining"]),
+                    "limit": st.integers(1, 3),
+                    "max_input_tokens": st.sampled_from([None, None, 100]),
+                }
             ),
-        )
+        ),
+        kind=st.sampled_from(KINDS),
     )
-    def table(self, told: dict[str, dict[str, Any]]) -> None:
-        self.tell(told)
+    def table(self, told: dict[str, dict[str, Any]], kind: dict[str, Any]) -> None:
+        self.tell(told, kind)
 
     @rule(name=st.sampled_from(IDS), ok=st.booleans())
     def probe(self, name: str, ok: bool) -> None:
@@ -102,10 +132,36 @@ class DispatcherMachine(RuleBasedStateMachine):
         """Started or refused, and not taken by the shell yet."""
         return set(self.story.dispatcher.effects)
 
-    @rule(size=st.sampled_from([1, 10]))
-    def arrive(self, size: int) -> None:
-        made, verdict = self.story.arrive(size=size)
+    @rule(asked=ASKED)
+    def arrive(self, asked: dict[str, Any]) -> None:
+        made, verdict = self.story.arrive(**asked)
         self.verdict(made, verdict)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), status=st.sampled_from([429, 503]), retry_after_s=st.sampled_from([None, 0.0, 3.0, 9e9]))
+    def engine_is_full(self, data: st.DataObject, status: int, retry_after_s: float | None) -> None:
+        made = data.draw(st.sampled_from(list(self.running)))
+        verdict = self.story.dispatcher.full(made, status, retry_after_s, self.story.now)
+        if verdict is None:
+            assert made.endpoint is self.running[made], "its answer is passed on: the slot is kept"
+            self.new_starts_keep_the_rules()
+            self.settle()
+        else:
+            del self.running[made]
+            self.verdict(made, verdict)
+
+    @rule(name=st.sampled_from(IDS), waiting=st.sampled_from([None, 0.0, 9.0]), kv=st.sampled_from([None, 0.2, 0.99]))
+    def reading(self, name: str, waiting: float | None, kv: float | None) -> None:
+        self.story.dispatcher.engine_read(name, EngineLoad(waiting=waiting, kv=kv), self.story.now)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), age_s=st.sampled_from([0.0, 5.0, 60.0]))
+    def streams(self, data: st.DataObject, age_s: float) -> None:
+        made = data.draw(st.sampled_from(list(self.running)))
+        at, now = self.running[made], self.story.now
+        self.story.dispatcher.first_event(at, made, now)
+        self.story.dispatcher.streaming(at, now - age_s, now)
+        self.new_starts_keep_the_rules()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), outcome=st.sampled_from([SUCCESS, CLIENT_ERROR, SATURATED, SERVER_ERROR, CUT, TIMEOUT]))
@@ -123,7 +179,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         for made in [made for made, at in self.running.items() if at is there]:
             del self.running[made]
             self.story.end(made, outcome)
-        self.new_starts_keep_the_rules()
+            self.new_starts_keep_the_rules()
         self.settle()
 
     @precondition(lambda self: self.running)
@@ -178,7 +234,11 @@ class DispatcherMachine(RuleBasedStateMachine):
     def nobody_waits_while_there_is_room(self) -> None:
         room = [at for at in self.story.dispatcher.endpoints.values() if at.routable and at.in_flight < at.limit]
         for made in set(self.waiting) - self.decided():
-            assert all(at in made.tried for at in room), "a queue is not empty while a routable endpoint has room"
+            sized = [each.max_input_tokens for each in self.story.dispatcher.endpoints.values() if each.exists]
+            longest = None if None in sized or not sized else max(size for size in sized if size)
+            needed = made.tokens_in if longest is None else min(made.tokens_in, longest)
+            fit = [at for at in room if at.max_input_tokens is None or at.max_input_tokens >= needed]
+            assert all(at in made.tried for at in fit), "a queue is not empty while a routable endpoint has room"
 
     @invariant()
     def server_errors_alone_keep_nobody_out_while_too_few_are_ready(self) -> None:

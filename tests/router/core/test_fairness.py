@@ -17,7 +17,7 @@ from router.core.requests import Request
 from tests.router.core.story import Asked, Story, endpoint
 
 TENANTS = {"tenants": {"weights": {"gold": 3.0}}}
-BANDS = {"priorities": {}}
+BANDS: dict[str, Any] = {"priorities": {}}
 
 
 def story(routing: dict[str, Any] = TENANTS, limit: int = 1, **queue: Any) -> Story:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from router.core.dispatcher import QUEUED
@@ -29,20 +31,26 @@ def test_nothing_was_sent_so_it_goes_elsewhere_up_to_three_attempts() -> None:
     assert all(at.in_flight == 0 for at in story.dispatcher.endpoints.values())
 
 
-@pytest.mark.parametrize(("outcome", "answer"), [(CUT, CUT_REFUSAL), (TIMEOUT, TIMED_OUT)])
-def test_sent_and_no_byte_back_is_not_sent_again_unless_the_policy_says_idempotent(
-    outcome: int, answer: Refusal
-) -> None:
+def test_sent_and_no_byte_back_is_not_sent_again_unless_the_policy_says_idempotent() -> None:
     story = Story(endpoint("a"), endpoint("b"))
-    assert story.fail(story.sent(), outcome, sent=True) == answer
+    assert story.fail(story.sent(), CUT, sent=True) == CUT_REFUSAL
     story.later(0.2)
     story.tell(endpoint("a"), endpoint("b"), routing=IDEMPOTENT)
     made = story.sent()
     first = made.endpoint
-    verdict = story.fail(made, outcome, sent=True)
+    verdict = story.fail(made, CUT, sent=True)
     assert isinstance(verdict, Endpoint)
     assert verdict is not first
     assert made.attempts == 2
+
+
+@pytest.mark.fault("R3")
+@pytest.mark.parametrize("routing", [{}, IDEMPOTENT])
+def test_one_that_is_merely_late_is_never_sent_again_for_its_engine_may_still_run_it(routing: dict[str, Any]) -> None:
+    story = Story(endpoint("a"), endpoint("b"), routing=routing)
+    assert story.fail(story.sent(), TIMEOUT, sent=True) == TIMED_OUT
+    verdict = story.fail(story.sent(), TIMEOUT, sent=False)  # it was late with the connection: nothing was sent
+    assert isinstance(verdict, Endpoint)
 
 
 def test_a_retry_waits_at_the_head_while_the_other_endpoint_is_full() -> None:
@@ -50,7 +58,8 @@ def test_a_retry_waits_at_the_head_while_the_other_endpoint_is_full() -> None:
     one, two = story.sent(), story.sent()
     behind, _ = story.arrive()
     tried = one.endpoint
-    assert story.fail(one, TIMEOUT, sent=True) == QUEUED
+    assert story.fail(one, CUT, sent=True) == QUEUED
+    story.later(0.2)  # the pause after a cut
     assert story.started() == [behind]  # the slot that came free is of the endpoint that failed the first
     assert behind.endpoint is tried
     story.end(two)
@@ -61,7 +70,7 @@ def test_a_retry_waits_at_the_head_while_the_other_endpoint_is_full() -> None:
 def test_with_a_single_endpoint_that_is_still_routable_the_retry_may_go_there_again() -> None:
     story = Story(endpoint("a", limit=1), routing=IDEMPOTENT)
     made = story.sent()
-    assert story.fail(made, TIMEOUT, sent=True) is story.at("a")
+    assert story.fail(made, TIMEOUT, sent=False) is story.at("a")
 
 
 def test_after_a_cut_it_goes_there_again_only_after_the_pause() -> None:
@@ -82,12 +91,13 @@ def test_the_budget_bounds_retries_to_a_share_of_requests() -> None:
     assert not RetryBudget().spend(1000, 0)
 
 
-def test_a_storm_of_hanging_engines_spends_the_budget_once() -> None:
+def test_a_storm_of_dying_engines_spends_the_budget_once() -> None:
     routing = {"retries": {"idempotent": True, "budget_percent": 0.1, "max_attempts": 10}}
     story = Story(*(endpoint(name, limit=100) for name in "abcdefgh"), routing=routing)
-    for at in story.dispatcher.endpoints.values():
-        at.heard_at = story.now  # they serve others meanwhile, so no single time-out ejects one
-    verdicts = [story.fail(story.sent(), TIMEOUT, sent=True) for _ in range(20)]
+    verdicts = []
+    for _ in range(20):
+        verdicts.append(story.fail(story.sent(), CUT, sent=True))
+        story.later(0.2)
     assert sum(isinstance(verdict, Endpoint) for verdict in verdicts) == 10
 
 
