@@ -22,7 +22,7 @@ import openai
 
 from tests.engines import llama_server
 from tests.processes import Processes, Running, free_port
-from tests.router.fleet import BOUND_S, Fleet, Stream
+from tests.router.fleet import BOUND_S, Fleet, Router, Stream
 
 MODEL = "tide-1"
 PROMPT = re.compile(r"<\|user\|>(.*?)</s>", re.DOTALL)
@@ -79,11 +79,19 @@ class Llama:
         return sum(ENDED in line for line in self.process.stderr)
 
     async def working(self) -> list[str]:
-        """The tags of the requests that its slots are working on now."""
+        """The tags of the requests that its slots are working on now, of which there is a token already."""
         async with self._session.get(f"{self.url}/slots") as response:
             slots = await response.json()
-        found = [PROMPT.search(slot.get("prompt", "")) for slot in slots if slot["is_processing"]]
+        found = [PROMPT.search(slot["prompt"]) for slot in slots if slot["is_processing"] and slot.get("generated")]
         return [match[1] if match else "" for match in found]
+
+    def holds(self, *tags: str) -> Callable[[], Awaitable[bool]]:
+        """A question for `eventually`: is it working on the requests of these tags."""
+
+        async def asked() -> bool:
+            return set(tags) <= set(await self.working())
+
+        return asked
 
     async def metrics(self) -> dict[str, float]:
         """Its metrics page, by name without the prefix."""
@@ -96,25 +104,39 @@ class Llama:
 class Llamas(Fleet):
     """The replicas of one test and its router. `model(layers)` gives the path of a model."""
 
-    def __init__(
-        self, processes: Processes, session: aiohttp.ClientSession, model: Callable[[int], Path]
-    ) -> None:
+    def __init__(self, processes: Processes, session: aiohttp.ClientSession, model: Callable[[int], Path]) -> None:
         super().__init__(processes, session)
         self._model = model
         self.started: list[Llama] = []
+        self.routers: list[Running] = []
 
     async def llama(
-        self, name: str, *flags: str, layers: int = 2, slots: int = 2, port: int = 0, wait: bool = True
+        self,
+        name: str,
+        *flags: str,
+        layers: int = 2,
+        slots: int = 2,
+        context: int = 2048,
+        port: int = 0,
+        wait: bool = True,
     ) -> Llama:
-        """Start a replica. `layers`: its speed, 0.03 ms a token each; `wait`: until it serves; `port`: 0 = a free one."""
+        """Start a replica. `layers`: its speed, 0.03 ms a token each; `context`: tokens a slot holds; `port`: 0 = a free
+        one; `wait`: until it serves.
+        """
         port = port or free_port()
         program = (sys.executable, llama_server.__file__, str(self._model(layers)), str(port))
-        process = self.processes.start_program(*program, "--slots", str(slots), *flags)
+        process = self.processes.start_program(*program, "--slots", str(slots), "--context", str(context), *flags)
         started = Llama(name, port, slots, process, self.session)
         self.started.append(started)
         if wait:
             await started.serving()
         return started
+
+    async def start_router(self, *flags: str) -> Router:
+        """As in `Fleet`."""
+        router = await super().start_router(*flags)
+        self.routers.append(router.process)
+        return router
 
     async def route(self, *llamas: Llama, flags: tuple[str, ...] = (), **model: Any) -> None:
         """Start a router, tell it of replicas, and wait until it has found all of them ready. `model`: as in `put`."""
@@ -145,17 +167,24 @@ class Llamas(Fleet):
                     into.begun.set()
         into.begun.set()
 
+    async def page(self) -> str:
+        """The router's metrics page."""
+        async with self.session.get(f"{self.router.admin}/metrics") as response:
+            return await response.text()
+
     async def quiet(self) -> dict[str, Any]:
         """Wait until nothing is in flight or queued in the router; gives the load report."""
         return await self.until(
-            lambda report: all(model["in_flight"] == model["queued"] == 0 for model in report["models"].values())
-            and all(endpoint["in_flight"] == 0 for endpoint in report["endpoints"].values())
+            lambda report: (
+                all(model["in_flight"] == model["queued"] == 0 for model in report["models"].values())
+                and all(endpoint["in_flight"] == 0 for endpoint in report["endpoints"].values())
+            )
         )
 
     def close(self) -> None:
-        """Kill all replicas: one with a stream under way would take its time to stop."""
-        for llama in self.started:
-            llama.kill()
+        """Kill all: what has a stream under way would take its time to stop."""
+        for process in (*(llama.process for llama in self.started), *self.routers):
+            process.kill()
 
 
 def chat(tag: str, tokens: int, **changes: Any) -> dict[str, Any]:
@@ -180,11 +209,14 @@ async def tell(client: openai.AsyncOpenAI, tag: str, tokens: int) -> int:
     return used
 
 
-async def eventually(true: Callable[[], Awaitable[bool]], what: str) -> None:
+async def eventually(true: Callable[[], Awaitable[bool] | bool], what: str) -> None:
     """Ask until something is true. Raises `AssertionError` saying what was not."""
     try:
         async with asyncio.timeout(BOUND_S):
-            while not await true():  # noqa: ASYNC110  # another process sets no event of ours
+            while True:
+                said = true()
+                if said if isinstance(said, bool) else await said:
+                    return
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise AssertionError(f"never came true: {what}") from None
