@@ -155,9 +155,6 @@ async def test_a_full_engine_is_passed_by_and_nobody_hears_of_it(status: bytes) 
         assert 1 <= len(full.received) <= 3  # it is spared meanwhile
         assert {received.body for received in other.received} == {b'{"model":"m","n":1}'}
         assert site.dispatcher.endpoints["e0"].health == "ready"
-        assert (
-            all(received.field("x-request-id")[0].endswith("-a2") for received in other.received[:1]) or full.received
-        )
         await site.settled()
 
 
