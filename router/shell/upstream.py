@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 FIRST_EVENT, EVENTS, CHUNKED, COUNTED, UNTIL_END, UNCHUNK = range(3, 9)  # and those of `connection.py`
 INTERIM_MAX: Final = 8
+"""So many 1xx heads may stand before an answer, in one read or in many."""
 REPLAY_AFTER_S: Final = 0.05
 """A replay waits this long, its slot held. A killed process closes its connections before its listener (seen on Linux
 6.1): a fresh connection made in that gap would be reset after the request was sent, too late to go elsewhere.
@@ -54,6 +55,8 @@ class Upstream(EngineConnection):
     __slots__ = (
         "_chunks",
         "_feed",
+        "_interim_of",
+        "_interims",
         "_left",
         "_pieces",
         "_reusable",
@@ -80,6 +83,8 @@ class Upstream(EngineConnection):
     def __init__(self, plane: DataPlane, endpoint: Endpoint, exchange: Exchange) -> None:
         super().__init__(plane, endpoint, exchange)
         self._chunks = None
+        self._interim_of: Exchange | None = None
+        self._interims = 0
 
     # ---- bytes of the answer
 
@@ -149,7 +154,7 @@ class Upstream(EngineConnection):
         if self._part:
             data = self._part + data
             self._part = b""
-        for _ in range(INTERIM_MAX):
+        while True:
             end = data.find(END)
             if end < 0 or end > HEAD_MAX:
                 if len(data) > HEAD_MAX:
@@ -166,11 +171,14 @@ class Upstream(EngineConnection):
             if head.status >= 200:
                 self._answer(head, data)
                 return
-            if head.status == 101:  # an upgrade that nobody asked for: Upgrade is not forwarded
-                break
+            if self._interim_of is not self.exchange:
+                self._interim_of, self._interims = self.exchange, 0
+            self._interims += 1
+            if head.status == 101 or self._interims > INTERIM_MAX:  # 101: an upgrade that nobody asked for
+                self._broken()
+                return
             if not data:
                 return
-        self._broken()
 
     def _answer(self, head: AnswerHead, rest: bytes) -> None:
         """The head is whole: forward it and whatever came with it."""
@@ -355,7 +363,7 @@ class Upstream(EngineConnection):
         elif state != HEAD or self._part:
             self.exchange = None
             self._cut(exchange, CUT, CUT_OFF)
-        elif self._used > 1 and not exchange.replayed:
+        elif self._used > 1 and not exchange.replayed and self._interim_of is not exchange:
             self.plane.loop.call_later(REPLAY_AFTER_S, self._replay)
         else:
             self.exchange = None
