@@ -42,7 +42,7 @@ class Chunks:
     one list.
     """
 
-    __slots__ = ("ended", "feed", "on_body", "pieces")
+    __slots__ = ("_seen", "ended", "feed", "on_body", "pieces")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -63,7 +63,22 @@ class Chunks:
         """Be ready for the next answer's chunks."""
         self.pieces.clear()
         self.ended = False
+        self._seen = b""
         self.feed(ANSWER_PRIME)
+
+    def up_to_end(self, data: bytes) -> bytes:
+        """What of a read that was fed belongs to the answer; asked for each read that is forwarded as it came.
+
+        llhttp skips line ends behind a message without a word. The message's own end is a line that is not empty (the
+        last chunk's size, or a trailer) and an empty one: what follows is surplus.
+        """
+        seen = self._seen
+        if not self.ended:
+            self._seen = (seen + data[-3:])[-3:]
+            return data
+        text = len(data.rstrip(b"\r\n"))
+        before = 0 if text else len(seen) - len(seen.rstrip(b"\r\n"))
+        return data[: text + len(EMPTY_LINE) - before]
 
     def take(self) -> bytes:
         """The body bytes collected so far."""

@@ -145,9 +145,10 @@ class Upstream(EngineConnection):
                 self._first_event(data, b"")
             else:
                 body = chunks.take()
+                data = self._up_to_end(data)
                 self._write(data if self.state == CHUNKED else body)
                 if chunks.ended:
-                    self._finish(self._reusable and data.endswith(b"\n"))
+                    self._finish(self._reusable)
 
     def _head(self, data: bytes) -> None:
         """Bytes of the answer's head, perhaps with the body's first."""
@@ -247,10 +248,18 @@ class Upstream(EngineConnection):
             self._first_event(rest, first)
             return
         body = chunks.take()
+        rest = self._up_to_end(rest)
         self.state = UNCHUNK if exchange.head.line.old else CHUNKED
         self._write(first + (rest if self.state == CHUNKED else body))
         if chunks.ended:
-            self._finish(self._reusable and rest.endswith(b"\n"))
+            self._finish(self._reusable)
+
+    def _up_to_end(self, data: bytes) -> bytes:
+        """What of a read belongs to the chunks; a connection with a surplus is not used again."""
+        assert self._chunks is not None
+        mine = self._chunks.up_to_end(data)
+        self._reusable = self._reusable and len(mine) == len(data)
+        return mine
 
     def _first_event(self, data: bytes, first: bytes) -> None:
         """An event stream until its first bytes: engines send the head at once and the first token later."""
@@ -286,10 +295,10 @@ class Upstream(EngineConnection):
                 self._write(ready)
             return
         if through:  # the client stands between chunks: the end may pass as it came, trailers and all
-            self._write(first + data)
+            self._write(first + self._up_to_end(data))
         else:
             self._write(first + groups.rest(body) + TERMINAL)
-        self._finish(self._reusable and data.endswith(b"\n"))
+        self._finish(self._reusable)
 
     # ---- the end of an exchange
 

@@ -92,6 +92,10 @@ SURPLUS = [
     once("a second answer behind a length", OK2 + OK2),
     Row(what="a second answer behind chunks", sent=CHUNKS + chunk(b"ok") + END + OK2, gets=BAD, in_pieces="200 ok"),
     Row(what="garbage behind chunks", sent=CHUNKS + chunk(b"ok") + END + b"\x00", gets=BAD, in_pieces="200 ok"),
+    once("empty lines behind chunks", CHUNKS + chunk(b"ok") + END + b"\r\n\r\n"),
+    once("empty lines behind a trailer", CHUNKS + chunk(b"ok") + b"0\r\nX-T: y\r\n\r\n\r\n"),
+    once("bare line feeds behind chunks", CHUNKS + chunk(b"ok") + END + b"\n\n"),
+    once("empty lines behind events", SSE_HEAD + chunk(event(0)) + END + b"\r\n\r\n", "200 one event"),
     once("bytes on the idle connection", OK2, later=OK2),
     once("an empty line on the idle connection", OK2, later=b"\r\n"),
 ]
