@@ -125,7 +125,9 @@ class Dispatcher(Upkeep):
         limits.refused(endpoint, endpoint.in_flight - 1, now)
         health.full(endpoint, status, retry_after_s, now)
         rules = model.intent.routing.retries
-        again = retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model
+        again = (
+            retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model
+        )
         if not again or not model.budget.spend(model.meter.asked_for(), rules.budget_percent):
             model.refresh(now)
             return None

@@ -209,10 +209,7 @@ class Upkeep:
         if candidates.sized is not None:
             freed = None
         while (head := queue.head()) is not None:
-            if freed is None:
-                endpoint = model.pick(head)
-            else:
-                endpoint = freed if freed.in_flight < freed.limit and freed.routable else None
+            endpoint = model.pick(head) if freed is None else freed.with_room
             if endpoint is not None:
                 queue.take(head, model.meter.mean_output, now)
                 self._start(head, endpoint, now)

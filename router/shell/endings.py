@@ -124,7 +124,7 @@ class EndingConnection(EngineConnection):
         elif state != HEAD or self._part:
             self.exchange = None
             self._cut(exchange, CUT, CUT_OFF)
-        elif self._used > 1 and not exchange.replayed:
+        elif self._used > 1 and not exchange.replayed and self._interim_of is not exchange:
             self.plane.loop.call_later(REPLAY_AFTER_S, self._replay)
         else:
             self.exchange = None

@@ -15,11 +15,12 @@ from collections import deque
 from dataclasses import dataclass
 
 from router.core.dispatcher import Dispatcher, Verdict
-from router.core.endpoints import Endpoint
+from router.core.endpoints import IGNORED, Endpoint
 from router.core.refusals import Refusal
 from router.shell import answers
 from router.shell.client import BUSY, Client
-from router.shell.driver import IDLE_BEATS, Driver
+from router.shell.descriptors import NO_CONNECTION, clients_allowed, is_our_want
+from router.shell.driver import BEAT_S, IDLE_BEATS, Driver
 from router.shell.exchange import Exchange
 from router.shell.memory import BodyMemory
 from router.shell.upstream import Upstream
@@ -36,11 +37,18 @@ class Limits:
     (64 KiB a connection) are not among them.
     """
     connections: int = 20_000
-    """Open client connections; further ones are closed at once."""
+    """Open client connections, or fewer if the limit of open files does not suffice for so many
+    (`descriptors.clients_within`); further ones are closed at once. Above three quarters of them idle ones are closed
+    after `driver.CROWDED_IDLE_S`.
+    """
     head_s: float = 10.0
     """A head must be whole this long after its first byte."""
     body_s: float = 30.0
-    """A body must make progress at least this often."""
+    """A body must make progress at least this often; one that would not be whole within this time is the first to go when
+    memory for bodies is short (`memory.py`).
+    """
+    body_bytes_per_s: float = 1024.0
+    """A body must come this fast on average, from its first `body_s` on."""
     idle_s: float = 75.0
     """An idle keep-alive connection is closed after this."""
     stall_s: float = 120.0
@@ -88,9 +96,10 @@ class DataPlane:
         self.counters = Counters()
         self.clients: set[Client] = set()
         self.pooled: set[Endpoint] = set()
+        self.connections_max = clients_allowed(self.limits.connections)
         self.tick = 0
         self.minted = 0
-        self.memory = BodyMemory(self.limits.bodies_total_bytes)
+        self.memory = BodyMemory(self.limits.bodies_total_bytes, self.limits.body_s / BEAT_S)
         self.driver = Driver(self)
         self._connects: set[asyncio.Task[None]] = set()
         dispatcher.on_effects = self._effects_soon
@@ -113,11 +122,15 @@ class DataPlane:
         self.driver.stop()
         for client in list(self.clients):
             client.transport.abort()
+        self._drop_idle()
+        for task in list(self._connects):
+            task.cancel()
+
+    def _drop_idle(self) -> None:
+        """Close the idle engine connections."""
         for endpoint in self.pooled:
             while endpoint.pool:
                 endpoint.pool.pop().drop()
-        for task in list(self._connects):
-            task.cancel()
 
     # ---- between clients, dispatcher and engines
 
@@ -164,9 +177,20 @@ class DataPlane:
         endpoint = upstream.endpoint
         try:
             await self.loop.create_connection(lambda: upstream, endpoint.host, endpoint.port)
-        except OSError:
+        except OSError as error:
             upstream.connecting = None
-            upstream.unreachable()
+            if is_our_want(error):
+                self._no_connection(upstream)
+            else:
+                upstream.unreachable()
+
+    def _no_connection(self, upstream: Upstream) -> None:
+        """We lack what a connection takes: that says nothing about the engine. Idle connections make room for the next."""
+        exchange = upstream.exchange
+        upstream.drop()
+        self._drop_idle()
+        if exchange is not None:
+            self.refused(exchange, IGNORED, NO_CONNECTION)
 
     def ended(self, exchange: Exchange, outcome: int) -> None:
         """The answer reached its end, well or with an error event."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from router.shell.http import DataPlane
 
 INTERIM_MAX: Final = 8
+"""So many 1xx heads may stand before an answer, in one read or in many."""
 
 
 class Upstream(EndingConnection):
@@ -119,7 +120,7 @@ class Upstream(EndingConnection):
         if self._part:
             data = self._part + data
             self._part = b""
-        for _ in range(INTERIM_MAX):
+        while True:
             end = data.find(END)
             if end < 0 or end > HEAD_MAX:
                 if len(data) > HEAD_MAX:
@@ -136,11 +137,14 @@ class Upstream(EndingConnection):
             if head.status >= 200:
                 self._answer(head, data)
                 return
-            if head.status == 101:  # an upgrade that nobody asked for: Upgrade is not forwarded
-                break
+            if self._interim_of is not self.exchange:
+                self._interim_of, self._interims = self.exchange, 0
+            self._interims += 1
+            if head.status == 101 or self._interims > INTERIM_MAX:  # 101: an upgrade that nobody asked for
+                self._broken()
+                return
             if not data:
                 return
-        self._broken()
 
     def _spared(self, head: AnswerHead, rest: bytes) -> bool:
         """The engine says that it is full. True when the request goes elsewhere, or waits, and nothing is passed on."""
@@ -251,6 +255,7 @@ class Upstream(EndingConnection):
         chunks = self._chunks
         assert chunks is not None
         body = chunks.take()
+        data = self._up_to_end(data)
         if self.state == CHUNKED:
             self._write(first + data)
         else:
@@ -260,7 +265,14 @@ class Upstream(EndingConnection):
         if chunks.ended:
             if self.state == UNCHUNK and self.groups is not None:
                 self._write(self.groups.rest(b""))
-            self._finish(self._reusable and data.endswith(b"\n"))
+            self._finish(self._reusable)
+
+    def _up_to_end(self, data: bytes) -> bytes:
+        """What of a read belongs to the chunks; a connection with a surplus is not used again."""
+        assert self._chunks is not None
+        mine = self._chunks.up_to_end(data)
+        self._reusable = self._reusable and len(mine) == len(data)
+        return mine
 
     def _unchunked(self, body: bytes) -> None:
         """Body bytes for a client that gets no chunks; of an event stream only whole events."""
@@ -313,7 +325,7 @@ class Upstream(EndingConnection):
             return
         rest = self._counted(groups.rest(body))
         if through:  # the client stands between chunks: the end may pass as it came, trailers and all
-            self._write(first + data)
+            self._write(first + self._up_to_end(data))
         else:
             self._write(first + (chunk(rest) if rest else b"") + TERMINAL)
-        self._finish(self._reusable and data.endswith(b"\n"))
+        self._finish(self._reusable)
