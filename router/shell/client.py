@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from router.core.endpoints import Endpoint
+from router.core.endpoints import CLIENT_GONE, Endpoint
 from router.core.refusals import Refusal
 from router.shell import answers
+from router.shell.access_log import PAGE, Refused
 from router.shell.bodies import form_model, path_model, read_json, tokens_of
 from router.shell.exchange import Exchange
 from router.shell.framing import ChunkedBody, CountedBody
@@ -196,7 +197,7 @@ class Client(asyncio.Protocol):
         plane = self.plane
         body = exchange.body
         if not body and (page := plane.page(exchange)) is not None:
-            self._local(exchange, *page)
+            self._local(exchange, PAGE, *page)
             return
         exchange.asked = self._asked(exchange)
         exchange.size = len(body) + len(exchange.head.lines)
@@ -226,10 +227,12 @@ class Client(asyncio.Protocol):
     def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         """Answer a request with a refusal."""
         body = answers.form_of(exchange.head.line.target).body(refusal.status, refusal.code, refusal.message)
-        self._local(exchange, refusal.status, body, answers.refusal_fields(refusal))
+        self._local(exchange, refusal.code, refusal.status, body, answers.refusal_fields(refusal))
 
-    def _local(self, exchange: Exchange, status: int, body: bytes, fields: bytes = b"") -> None:
+    def _local(self, exchange: Exchange, what: str, status: int, body: bytes, fields: bytes = b"") -> None:
         self.plane.counters.local_answers += 1
+        exchange.status = status
+        self.plane.log_end(exchange, what)
         fields += exchange.answer_fields()[2:] + b"\r\n"
         if not exchange.keep:
             fields += b"connection: close\r\n"
@@ -258,9 +261,15 @@ class Client(asyncio.Protocol):
             line = exchange.head.line
             form, head_only = answers.form_of(line.target), line.method == b"HEAD"
             fields = exchange.answer_fields()[2:]
+            exchange.status = error.status
+            plane.log_end(exchange, code)
         else:
             plane.minted += 1
-            fields = b"x-request-id: %b" % (client_id_in(head or self._held) or b"%b-%x" % (plane.boot, plane.minted))
+            minted = b"%b-%x" % (plane.boot, plane.minted)
+            client_id = client_id_in(head or self._held)
+            fields = b"x-request-id: %b" % (client_id or minted)
+            if plane.access_log is not None:
+                plane.access_log.refused(Refused(minted, client_id, self.peer, error.status, code))
         self._held.clear()
         fields += b"\r\nconnection: close\r\n" + answers.refusal_fields(refusal)
         self.write(answers.answer(error.status, form.body(error.status, code, refusal.message), head_only, fields))
@@ -347,3 +356,5 @@ class Client(asyncio.Protocol):
             plane.memory.give_up(exchange)
             if state == BUSY:
                 plane.left(exchange)
+            else:
+                plane.log_end(exchange, CLIENT_GONE)

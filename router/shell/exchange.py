@@ -23,10 +23,25 @@ NOT_QUEUED: Final = b"\r\nserver-timing: queue;dur=0.0\r\nx-request-id: "
 class Exchange(Request):
     """A request with its bytes. `id`: ours; `keep`: the client's connection outlives the answer; `since`: tick of
     arrival; `reserved`: bytes of its body that count as held (`memory.py`); `replayed`: the keep-alive race was replayed
-    once.
+    once. For the access log, 0.1 us in all: `sent_to`: the last endpoint; `status`: of the answer's head, 0 while none
+    was sent; `first_at`: when the answer's first byte came; `events`: of the answer, -1 = it is no event stream.
     """
 
-    __slots__ = ("body", "client", "head", "id", "keep", "replayed", "reserved", "since", "upstream")
+    __slots__ = (
+        "body",
+        "client",
+        "events",
+        "first_at",
+        "head",
+        "id",
+        "keep",
+        "replayed",
+        "reserved",
+        "sent_to",
+        "since",
+        "status",
+        "upstream",
+    )
 
     def __init__(self, client: Client, head: RequestHead, request_id: bytes, since: int) -> None:
         Request.__init__(self)  # 0.05 us less than super()
@@ -38,7 +53,10 @@ class Exchange(Request):
         self.body: bytes | bytearray = b""
         self.upstream: Upstream | None = None
         self.replayed = False
-        self.reserved = 0
+        self.reserved = self.status = 0
+        self.sent_to: Endpoint | None = None
+        self.first_at: float | None = None
+        self.events = -1
 
     def message(self, endpoint: Endpoint) -> tuple[bytes, bytes | bytearray]:
         """Head and body for this attempt at `endpoint`: our ids in, the rest as it came."""

@@ -178,7 +178,7 @@ class Upstream(EngineConnection):
         assert exchange is not None
         plane = self.plane
         self.stamp = plane.tick
-        status = self._status = head.status
+        status = self._status = exchange.status = head.status
         self._reusable = head.keep
         asked = exchange.head
         bodiless = head.bodiless or asked.line.method == b"HEAD"
@@ -195,7 +195,7 @@ class Upstream(EngineConnection):
             plane.memory.give_up(exchange)
         events = head.events and head.chunked and status == 200
         if not events:
-            self.first_at = plane.now()
+            self.first_at = exchange.first_at = plane.now()
             exchange.model.meter.ttft.observe(self.first_at - exchange.arrived_at)
         if bodiless:
             self._write(first)
@@ -235,7 +235,7 @@ class Upstream(EngineConnection):
             self.groups = Regrouping()
             self._through = True
             self.meter = exchange.model.meter
-            self.events = 0
+            self.events = exchange.events = 0
             self._first_event(rest, first)
             return
         body = chunks.take()
@@ -252,7 +252,7 @@ class Upstream(EngineConnection):
         assert exchange is not None
         if chunks.pieces or chunks.ended:
             self.state = EVENTS
-            self.first_at = self.plane.now()
+            self.first_at = exchange.first_at = self.plane.now()
             self.meter.ttft.observe(self.first_at - exchange.arrived_at)
         self._regroup(data, self._closed(data) or not data, first)
 
@@ -290,9 +290,11 @@ class Upstream(EngineConnection):
         exchange, plane = self.exchange, self.plane
         assert exchange is not None
         assert self.transport is not None, "finished without a connection"
-        if self.state == EVENTS and self.events > 1:
-            gaps = self.events - 1
-            self.meter.gap.observe((plane.now() - self.first_at) / gaps, gaps)
+        if self.state == EVENTS:
+            exchange.events = self.events
+            if self.events > 1:
+                gaps = self.events - 1
+                self.meter.gap.observe((plane.now() - self.first_at) / gaps, gaps)
         self.exchange = None
         self.state = IDLE
         if self.paused:  # paused on its last bytes, it would hang its next user
@@ -370,6 +372,8 @@ class Upstream(EngineConnection):
     def _cut(self, exchange: Exchange, outcome: int, refusal: Refusal) -> None:
         """The exchange ends without a whole answer: say so in the way that the client's side still allows."""
         plane = self.plane
+        if exchange.events >= 0:
+            exchange.events = self.events
         if self.state in (CONNECTING, HEAD):
             plane.refused(exchange, outcome, refusal)
         elif self.state in (FIRST_EVENT, EVENTS) and not self.groups.torn:

@@ -12,6 +12,7 @@ from router.core.dispatcher import Dispatcher
 from router.core.endpoints import CUT, OUTCOMES, SUCCESS, Endpoint
 from router.core.requests import Request
 from router.model import EndpointIntent, EngineLoad, IntentTable, ModelIntent, QueueBounds, Routing
+from router.shell.access_log import AccessLog
 from router.shell.http import Counters
 from router.shell.memory import BodyMemory
 from router.shell.metrics import COUNTERS, PREFIX, MetricsPage
@@ -24,6 +25,7 @@ class Plane:
     counters: Counters = field(default_factory=Counters)
     clients: set[int] = field(default_factory=set)
     memory: BodyMemory = field(default_factory=lambda: BodyMemory(1 << 20))
+    access_log: AccessLog | None = None
 
 
 def dispatcher() -> Dispatcher:
