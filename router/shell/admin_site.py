@@ -1,8 +1,9 @@
 """The admin application on its sockets: served on the public one, and moved to a private one when a successor takes
 the public one over (`workers.py`).
 
-After the move, connections that came by the public address are answered with 503 and closed, so that whoever holds
-one comes back on a new connection, which the successor takes.
+With the move, connections that came by the public address are closed when their answer is written, at once when they
+are idle, and answered with 503 if a request comes on one all the same: whoever holds one comes back on a new
+connection, which the successor takes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class AdminSite:
         """Serve on `listener` alone from now on; None = take no further connection."""
         public, self._site = self._site, None  # type: ignore[assignment]  # set again, or never asked for any more
         await public.stop()
+        if (server := self._runner.server) is not None:
+            server.pre_shutdown()
         if listener is not None:
             self._admin.serve_only(listener.getsockname())
             self._site = web.SockSite(self._runner, listener, backlog=BACKLOG)

@@ -31,6 +31,7 @@ import structlog
 import uvloop
 
 from router.core.dispatcher import Dispatcher
+from router.core.endpoints import UNKNOWN
 from router.errors import RouterError
 from router.settings import Settings
 from router.shell import drain
@@ -61,6 +62,9 @@ that send less often must expect a closed connection anyway (httpx drops its own
 
 RETIRED_S = 3600.0
 """A replaced worker is cut off then. Requests have bounds of their own, half an hour by default."""
+
+LOOK_ROUND_S = 1.0
+"""A worker that takes another's place asks its endpoints for this long whether they are there before it is ready."""
 
 LOG_CLOSE_S = 1.0
 
@@ -147,6 +151,7 @@ class Server:
             gc.set_threshold(GC_THRESHOLD)
             if self._parent is not None:
                 sides.append(group.create_task(self._obey(self._parent)))
+                await self._wait(self._looked_round, lambda: LOOK_ROUND_S)
                 self._parent.say("ready")
                 await self._may_serve.wait()
             await self._serve()
@@ -180,6 +185,11 @@ class Server:
         if self._static:
             sides["static"] = self._static.watch
         return sides
+
+    def _looked_round(self) -> bool:
+        """Is something known of every endpoint that is to serve: until then requests could only wait."""
+        unknown = any(each.exists and each.health == UNKNOWN for each in self._dispatcher.endpoints.values())
+        return self._signalled.is_set() or not unknown
 
     def _restore(self) -> None:
         """Start from the tables of the last run, if they are kept. Raises `BadInput` for an unusable folder."""
