@@ -233,7 +233,7 @@ def tenths_of_ms(seconds: float) -> float:
 def trace_of(head: RequestHead) -> str | None:
     """The client's traceparent, if it sent one. The two finds cost half of the search and are mostly all there is."""
     lines = head.lines
-    if lines.find(b"raceparent") < 0 and lines.find(b"RACEPARENT") < 0:
+    if lines.find(b"arent:") < 0 and lines.find(b"ARENT:") < 0:
         return None
     found = _trace(lines)
     return None if found is None else found[1].decode()

@@ -79,7 +79,7 @@ class Wakes:
 
 class Admin:
     """The handlers. `stored` is awaited after each table that changed something (None = tables are not kept on
-    disk)."""
+    disk); `at_work`: connections on which a request is being answered."""
 
     def __init__(
         self,
@@ -95,6 +95,7 @@ class Admin:
         self._stored = stored
         self._closing = False
         self._only: tuple[str, int] | None = None
+        self.at_work: set[asyncio.Transport | None] = set()
         self.predecessors = Predecessors(token)
         self.wakes = Wakes()
         dispatcher.on_wake = self.wakes.wake
@@ -215,6 +216,8 @@ class Admin:
             answer = problem(503, "this worker was replaced; ask again on a new connection")
             answer.force_close()
             return answer
+        transport = request.transport
+        self.at_work.add(transport)
         try:
             done = await handler(request)
             if self._elsewhere(request):  # since it began
@@ -229,6 +232,8 @@ class Admin:
             if "Allow" in error.headers:
                 answer.headers["Allow"] = error.headers["Allow"]
             return answer
+        finally:
+            self.at_work.discard(transport)
 
     def _elsewhere(self, request: web.Request) -> bool:
         """Did the request come to an address that is a successor's now."""

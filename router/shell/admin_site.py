@@ -34,8 +34,10 @@ class AdminSite:
         """Serve on `listener` alone from now on; None = take no further connection."""
         public, self._site = self._site, None  # type: ignore[assignment]  # set again, or never asked for any more
         await public.stop()
-        if (server := self._runner.server) is not None:
-            server.pre_shutdown()
+        assert self._runner.server is not None, "moved before it was started"
+        for connection in self._runner.server.connections:
+            if connection.transport is not None and connection.transport not in self._admin.at_work:
+                connection.transport.close()
         if listener is not None:
             self._admin.serve_only(listener.getsockname())
             self._site = web.SockSite(self._runner, listener, backlog=BACKLOG)

@@ -185,8 +185,9 @@ async def test_a_replaced_worker_that_still_streams_keeps_its_endpoint_from_bein
                 await ours.put_again(engine.endpoint(limit=4))
                 await ours.healths(a="ready")
         stream = Stream()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(ours.stream(stream, 250))
+        async with fleet(processes) as client, asyncio.TaskGroup() as group:
+            client._router = router
+            group.create_task(client.stream(stream, 150))
             await stream.begun.wait()
             (holder,) = [admin for admin in (first, second) if await in_flight(ours, admin)]
             router.process.signal(signal.SIGUSR2)
@@ -194,8 +195,8 @@ async def test_a_replaced_worker_that_still_streams_keeps_its_endpoint_from_bein
             async with talk_to(ours, holder):
                 assert (await ours.load())["endpoints"]["a"]["in_flight"] == 0, "the new worker's own count"
                 answer = await ours.put(engine.endpoint(limit=4, intent="draining"))
-                assert answer["endpoints"]["a"] == {"in_flight": 1, "drained": False, "health": "ready"}
-        assert (stream.events()[-1], stream.words()) == (b"data: [DONE]", 250)
+        assert answer["endpoints"]["a"] == {"in_flight": 1, "drained": False, "health": "ready"}
+        assert (stream.events()[-1], stream.words()) == (b"data: [DONE]", 150)
         await until(lambda: logged(router, "worker ended") == 2)
         async with talk_to(ours, holder):
             answer = await ours.put_again(engine.endpoint(limit=4, intent="draining"))
