@@ -52,6 +52,7 @@ async def test_an_engine_killed_in_the_middle_of_a_stream(processes: Processes) 
         assert sorted(row["tokens"] for row in engines[kept].generations()) == [2, 2, 2, 50]
 
 
+@pytest.mark.fault("R9")
 async def test_a_drained_endpoint_ends_its_stream_and_gets_nothing_new(processes: Processes) -> None:
     async with fleet(processes) as ours:
         old = await ours.engine("old", *SLOW)
