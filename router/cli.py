@@ -67,6 +67,11 @@ def router_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="then give requests in flight this long to end (default 30)",
     )
+    _endpoint_arguments(parser)
+
+
+def _endpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that describe endpoints without a file."""
     workers = parser.add_argument_group("endpoints without a file")
     workers.add_argument(
         "--worker-urls", nargs="+", metavar="URL", help="engines, each http://HOST:PORT; needs --model"

@@ -107,6 +107,7 @@ class Load:
                     caller = await self.connect()
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.failures.append(f"keep-alive: {error!r}")
+                caller.writer.close()
                 caller = await self.connect()
             await asyncio.sleep(pause_s)
         caller.writer.close()
@@ -114,12 +115,14 @@ class Load:
     async def fresh(self) -> None:
         """A connection for each request."""
         while not self.stop.is_set():
+            caller = None
             try:
                 caller = await self.connect()
                 await self.one(caller, "fresh")
-                caller.writer.close()
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.failures.append(f"fresh: {error!r}")
+            if caller is not None:
+                caller.writer.close()
 
 
 async def streams(ours: Fleet, load: Load, done: list[Stream]) -> None:
@@ -331,3 +334,31 @@ def test_a_start_that_cannot_be_ends_in_one_line(processes: Processes, tmp_path:
     assert len(said) == 1, router.stderr
     assert re.search(message, said[0]), said
     assert router.stdout == []
+
+
+def documented(start: str) -> str:
+    """The line of the page about the router that begins so."""
+    page = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
+    return next(line for line in page.splitlines() if line.startswith(start))
+
+
+async def test_the_example_of_the_page_works_and_its_table_names_every_field(processes: Processes) -> None:
+    log = processes.folder / "access.jsonl"
+    async with fleet(processes) as ours:
+        words = documented("tidegate engine").split()[1:]
+        words[words.index("--port") + 1] = "0"
+        engine = processes.start(*words)
+        url = (await asyncio.to_thread(engine.wait_ready, r"tidegate engine ready: (http://\S+)", BOUND_S)).group(1)
+        words = documented("tidegate router --worker-urls").split()[2:]
+        words = [{"http://127.0.0.1:8001": url, "access.jsonl": str(log)}.get(word, word) for word in words]
+        router = await ours.start_router(*words)
+        body = json.loads(documented("curl").split("-d ")[1].strip("'"))
+        async with ours.session.post(f"{router.data}/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+        assert router.process.stop() == 0
+    (line,) = [json.loads(line) for line in log.read_text().splitlines()]
+    assert (line["model"], line["status"], line["outcome"]) == ("my-model", 200, "success")
+    page = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
+    table = page[page.index("| field |") :]
+    first_cells = " ".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `"))
+    assert set(re.findall(r"`(\w+)`", first_cells)) == set(line)
