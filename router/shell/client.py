@@ -16,10 +16,10 @@ from socket import SO_LINGER, SOL_SOCKET
 from struct import pack
 from typing import TYPE_CHECKING, Final
 
-from router.core.endpoints import Endpoint
+from router.core.endpoints import CLIENT_GONE, Endpoint
 from router.core.refusals import Refusal
 from router.shell import answers
-from router.shell.bodies import form_model, path_model, read_json, tokens_of
+from router.shell.access_log import PAGE, Refused
 from router.shell.exchange import Exchange
 from router.shell.framing import ChunkedBody, CountedBody
 from router.shell.heads import END, HEAD_MAX, client_id_in, read_request
@@ -232,9 +232,9 @@ class Client(asyncio.Protocol):
         plane = self.plane
         body = exchange.body
         if not body and (page := plane.page(exchange)) is not None:
-            self._local(exchange, *page)
+            self._local(exchange, PAGE, *page)
             return
-        exchange.asked = self._asked(exchange)
+        exchange.asked = exchange.read()
         exchange.size = len(body) + len(exchange.head.lines)
         verdict = plane.dispatcher.arrived(exchange, plane.now())
         if isinstance(verdict, Endpoint):
@@ -244,30 +244,17 @@ class Client(asyncio.Protocol):
         elif plane.dispatcher.effects:  # it pushed others out of the queue
             plane.apply_effects()
 
-    def _asked(self, exchange: Exchange) -> str | None:
-        """The model asked for; fills the token estimates on the way."""
-        head, body = exchange.head, exchange.body
-        exchange.tokens_in = exchange.tokens = len(body) >> 2
-        asked = head.model
-        if body and not head.encoded:
-            if head.form is None:
-                told = read_json(body)
-                exchange.tokens += tokens_of(told.max_tokens)
-                if asked is None and isinstance(told.model, str):
-                    return told.model
-            elif asked is None:
-                asked = form_model(body, head.form)
-        return path_model(head.line.target) if asked is None else asked
-
     # ---- answers of the router itself
 
     def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         """Answer a request with a refusal."""
         body = answers.form_of(exchange.head.line.target).body(refusal.status, refusal.code, refusal.message)
-        self._local(exchange, refusal.status, body, answers.refusal_fields(refusal))
+        self._local(exchange, refusal.code, refusal.status, body, answers.refusal_fields(refusal))
 
-    def _local(self, exchange: Exchange, status: int, body: bytes, fields: bytes = b"") -> None:
+    def _local(self, exchange: Exchange, what: str, status: int, body: bytes, fields: bytes = b"") -> None:
         self.plane.counters.local_answers += 1
+        exchange.status = status
+        self.plane.log_end(exchange, what)
         fields += exchange.answer_fields()[2:] + b"\r\n"
         if not exchange.keep:
             fields += b"connection: close\r\n"
@@ -295,11 +282,17 @@ class Client(asyncio.Protocol):
             line = exchange.head.line
             form, head_only = answers.form_of(line.target), line.method == b"HEAD"
             fields = exchange.answer_fields()[2:]
+            exchange.status = error.status
+            plane.log_end(exchange, code)
         else:
             plane.minted += 1
             method, _, target = head.partition(b" ")
             form, head_only = answers.form_of(target), method == b"HEAD"
-            fields = b"x-request-id: %b" % (client_id_in(head or self._held) or b"%b-%x" % (plane.boot, plane.minted))
+            minted = b"%b-%x" % (plane.boot, plane.minted)
+            client_id = client_id_in(head or self._held)
+            fields = b"x-request-id: %b" % (client_id or minted)
+            if plane.access_log is not None:
+                plane.access_log.refused(Refused(minted, client_id, self.peer, error.status, code))
         self._held.clear()
         fields += b"\r\nconnection: close\r\n" + answers.refusal_fields(refusal)
         self.write(answers.answer(error.status, form.body(error.status, code, refusal.message), head_only, fields))
@@ -391,3 +384,5 @@ class Client(asyncio.Protocol):
             plane.memory.give_up(exchange)
             if state == BUSY:
                 plane.left(exchange)
+            else:
+                plane.log_end(exchange, CLIENT_GONE)

@@ -63,6 +63,8 @@ class Driver:
         plane.tick += 1
         plane.dispatcher.expired(plane.now())
         plane.apply_effects()
+        if plane.access_log is not None:
+            plane.access_log.flush()
         self._expire_pools()
         if plane.tick & 3 and len(plane.clients) > MANY:
             return

@@ -15,9 +15,10 @@ from collections import deque
 from dataclasses import dataclass
 
 from router.core.dispatcher import Dispatcher, Verdict
-from router.core.endpoints import IGNORED, Endpoint
+from router.core.endpoints import CLIENT_GONE, IGNORED, Endpoint
 from router.core.refusals import Refusal
 from router.shell import answers
+from router.shell.access_log import AccessLog
 from router.shell.client import BUSY, Client
 from router.shell.descriptors import NO_CONNECTION, clients_allowed, is_our_want
 from router.shell.driver import BEAT_S, IDLE_BEATS, Driver
@@ -84,7 +85,8 @@ class DataPlane:
     """Client connections in, engine connections out. See the module docstring.
 
     `dispatcher`: routing state; `loop`: the running loop, its `time()` is the clock. For others to read: `counters`,
-    `clients` (open client connections), `dispatcher.model_states()` (meters).
+    `clients` (open client connections), `dispatcher.model_states()` (meters). `access_log`: told of each request that
+    ended, None = nobody is.
     """
 
     def __init__(self, dispatcher: Dispatcher, loop: asyncio.AbstractEventLoop, limits: Limits | None = None) -> None:
@@ -100,6 +102,7 @@ class DataPlane:
         self.tick = 0
         self.minted = 0
         self.memory = BodyMemory(self.limits.bodies_total_bytes, self.limits.body_s / BEAT_S)
+        self.access_log: AccessLog | None = None
         self.driver = Driver(self)
         self._connects: set[asyncio.Task[None]] = set()
         dispatcher.on_effects = self._effects_soon
@@ -155,6 +158,7 @@ class DataPlane:
 
     def send(self, exchange: Exchange, endpoint: Endpoint, fresh: bool = False) -> None:
         """Send a request to the endpoint it was given: on an idle connection unless `fresh`, else on a new one."""
+        exchange.sent_to = endpoint
         pool = endpoint.pool
         if pool is None:
             pool = endpoint.pool = deque()
@@ -196,7 +200,10 @@ class DataPlane:
         """The answer reached its end, well or with an error event."""
         exchange.upstream = None
         dispatcher = self.dispatcher
-        dispatcher.finished(exchange, outcome, self.now())
+        now = self.now()
+        dispatcher.finished(exchange, outcome, now)
+        if self.access_log is not None:
+            self.access_log.record(exchange, outcome, now)
         exchange.client.done(exchange)
         if dispatcher.effects:  # others come last: what goes wrong with them must not keep this one from its end
             self.apply_effects()
@@ -213,6 +220,7 @@ class DataPlane:
         exchange.upstream = None
         self.counters.cut_off += 1
         self.dispatcher.finished(exchange, outcome, self.now())
+        self.log_end(exchange, outcome)
         exchange.client.cut_off()
         self.apply_effects()
 
@@ -242,9 +250,18 @@ class DataPlane:
         self.counters.left += 1
         upstream, exchange.upstream = exchange.upstream, None
         if upstream is not None:
+            if exchange.events >= 0:
+                exchange.events = upstream.events
             upstream.drop()
         self.dispatcher.left(exchange, self.now())
+        self.log_end(exchange, CLIENT_GONE)
         self.apply_effects()
+
+    def log_end(self, exchange: Exchange, outcome: int | str) -> None:
+        """A request has come to an end that is not the usual one. Its body is not kept for its line."""
+        exchange.body = b""
+        if self.access_log is not None:
+            self.access_log.record(exchange, outcome, self.now())
 
     def apply_effects(self) -> None:
         """Carry out what the dispatcher decided about waiting requests. An error of ours cuts off the request it happened

@@ -170,9 +170,10 @@ class Upstream(EndingConnection):
         assert exchange is not None
         plane = self.plane
         self.stamp = plane.tick
-        status = self._status = head.status
+        status = head.status
         if status in SATURATED_ANSWERS and self._spared(head, rest):
             return
+        self._status = exchange.status = status
         self._reusable = head.keep
         asked = exchange.head
         bodiless = head.bodiless or asked.line.method == b"HEAD"
@@ -189,7 +190,7 @@ class Upstream(EndingConnection):
             plane.memory.give_up(exchange)
         stream = head.events and status == 200
         if not (stream and head.chunked):
-            self.first_at = plane.now()
+            self.first_at = exchange.first_at = plane.now()
             exchange.model.meter.ttft.observe(self.first_at - exchange.arrived_at)
         if bodiless:
             self._write(first)
@@ -222,6 +223,8 @@ class Upstream(EndingConnection):
         self.groups = Regrouping() if stream else None
         self.meter = exchange.model.meter
         self.events = 0
+        if stream:
+            exchange.events = 0
 
     def _answer_chunked(self, first: bytes, rest: bytes, stream: bool) -> None:
         """A chunked answer begins; nothing is forwarded before its first bytes are found to be well framed."""
@@ -296,7 +299,7 @@ class Upstream(EndingConnection):
         assert groups is not None
         if chunks.ended or not only_comments(chunks.pieces):
             self.state = EVENTS
-            self.first_at = self.plane.now()
+            self.first_at = exchange.first_at = self.plane.now()
             self.meter.ttft.observe(self.first_at - exchange.arrived_at)
             self.plane.dispatcher.first_event(self.endpoint, exchange, self.first_at)
             if form_of(exchange.head.line.target).numbered:
