@@ -190,7 +190,7 @@ async def test_a_replaced_worker_that_still_streams_keeps_its_endpoint_from_bein
         stream = Stream()
         async with fleet(processes) as client, asyncio.TaskGroup() as group:
             client._router = router
-            group.create_task(client.stream(stream, 150))
+            group.create_task(client.stream(stream, 400))
             await stream.begun.wait()
             (holder,) = [admin for admin in (first, second) if await in_flight(ours, admin)]
             router.process.signal(signal.SIGUSR2)
@@ -199,7 +199,7 @@ async def test_a_replaced_worker_that_still_streams_keeps_its_endpoint_from_bein
                 assert (await ours.load())["endpoints"]["a"]["in_flight"] == 0, "the new worker's own count"
                 answer = await ours.put(engine.endpoint(limit=4, intent="draining"))
         assert answer["endpoints"]["a"] == {"in_flight": 1, "drained": False, "health": "ready"}
-        assert (stream.events()[-1], stream.words()) == (b"data: [DONE]", 150)
+        assert (stream.events()[-1], stream.words()) == (b"data: [DONE]", 400)
         await until(lambda: logged(router, "worker ended") == 2)
         async with talk_to(ours, holder):
             answer = await ours.put_again(engine.endpoint(limit=4, intent="draining"))
