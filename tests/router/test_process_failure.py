@@ -57,7 +57,10 @@ async def test_an_engine_killed_in_the_middle_of_a_stream(processes: Processes) 
 @pytest.mark.fault("R9")
 async def test_a_drained_endpoint_ends_its_stream_and_gets_nothing_new(processes: Processes) -> None:
     async with fleet(processes) as ours:
-        old = await ours.engine("old", *SLOW)
+        old, new = (
+            await ours.engine("old", *SLOW),
+            await ours.engine("new", *SLOW),
+        )  # before the stream: a start takes time
         await ours.start_router()
         await ours.put(old.endpoint())
         await ours.healths(old="ready")
@@ -65,7 +68,6 @@ async def test_a_drained_endpoint_ends_its_stream_and_gets_nothing_new(processes
         async with asyncio.TaskGroup() as group:
             group.create_task(ours.stream(long, 100))
             await long.begun.wait()
-            new = await ours.engine("new", *SLOW)
             table = (old.endpoint(intent="draining"), new.endpoint())
             answer = await ours.put(*table)
             assert answer["endpoints"]["old"] == {"in_flight": 1, "drained": False, "health": "ready"}
