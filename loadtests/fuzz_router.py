@@ -33,6 +33,7 @@ from loadtests.fuzz_world import World
 
 HANG_S = 10.0
 """So much processor time for one case is a hang; a usual one takes a millisecond."""
+FAILURES_MAX = 20
 CLIENTS_MAX = 4
 STEPS_MAX = 60
 CLEAN_ROUNDS_MAX = 500
@@ -252,11 +253,13 @@ class Tally:
         return f"{self.cases} cases, {self.steps} steps, {self.bytes} bytes; answers to clients: {by_status}"
 
 
-def fuzz(seed: int, cases: int, seconds: float, folder: Path) -> tuple[Tally, list[Path]]:
-    """Write and play cases, at most so many and for so long; gives what was done and the files of those that failed."""
+def fuzz(seed: int, cases: int, seconds: float, folder: Path, failures: int = FAILURES_MAX) -> tuple[Tally, list[Path]]:
+    """Write and play cases, at most so many, for so long, until so many failed; gives what was done and the files of
+    those that failed.
+    """
     tally, failed = Tally(), []
     start = perf_counter()
-    while tally.cases < cases and perf_counter() - start < seconds:
+    while tally.cases < cases and len(failed) < failures and perf_counter() - start < seconds:
         author = Author(seed * 1_000_003 + tally.cases)
         try:
             author.write()

@@ -82,6 +82,7 @@ async def test_every_way_a_body_can_come_counts_while_it_is_held_and_nothing_cou
     assert of.dispatcher.model_states()[0].queue.bytes == 0
 
 
+@pytest.mark.fault("R13")
 @on_uvloop
 async def test_the_bound_holds_for_any_kind_of_body() -> None:
     of = plane(Limits(bodies_total_bytes=10_000))
@@ -209,3 +210,14 @@ async def test_a_chunked_body_is_freed_at_once_however_it_ends() -> None:
             assert [each for each in gc.get_objects() if isinstance(each, ChunkedBody)] == []
     finally:
         gc.enable()
+
+
+@pytest.mark.fault("R14")
+@on_uvloop
+async def test_a_body_of_64_mib_passes() -> None:
+    async with Site(json_answer()) as site:
+        site.engines[0].behaviour = json_answer()
+        body = b'{"model":"m"}'.ljust(64 << 20)
+        assert (await site.ask(post(body))).status == 200
+        assert site.engines[0].received[0].body == body
+        await site.settled()

@@ -129,6 +129,7 @@ async def test_local_pages() -> None:
         assert (await caller.ask(get.format("/health").encode())).status == 200
 
 
+@pytest.mark.fault("R16")
 @on_uvloop
 async def test_paths_and_queries_pass_byte_for_byte() -> None:
     async with Site(json_answer()) as site:
@@ -253,6 +254,7 @@ async def test_large_bodies_small_ones_and_large_ones_on_one_connection() -> Non
         await site.settled()
 
 
+@pytest.mark.fault("R14")
 @on_uvloop
 async def test_limits_are_named_in_the_answer() -> None:
     limits = Limits(body_bytes=1000, bodies_total_bytes=10)

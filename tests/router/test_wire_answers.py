@@ -14,8 +14,8 @@ import pytest
 from router.shell.client import RESET
 from router.shell.upstream import Upstream
 from tests.router.pages import bring_up_to_date, grouped, shown
-from tests.router.wire import Answer, Caller, Received, Site, event, json_answer, on_uvloop, post, until
-from tests.router.wire_answers import BAD, CUT, EVENT_ERROR, ROWS, SECTIONS, Row
+from tests.router.wire import DONE, Answer, Caller, Received, Site, event, json_answer, on_uvloop, post, until
+from tests.router.wire_answers import BAD, CUT, EVENT_ERROR, FAULTS, ROWS, SECTIONS, WORDS, Row
 
 PIECES_MAX = 2000
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -39,7 +39,8 @@ def told(answer: Answer) -> str:
         if b'"error"' in answer.body:
             assert answer.body.startswith(event(0) + b'data: {"error"')
             return EVENT_ERROR
-        return {event(0): "200 one event", event(0) + event(1): "200 two events"}[answer.body]
+        whole = {event(0): "one event", event(0) + event(1): "two events", WORDS + DONE: "all of it"}
+        return f"200 {whole[answer.body]}"
     if answer.fields.get("content-type") == "application/json":
         return f"{answer.status} {json.loads(answer.body)['error']['code']}"
     return f"{answer.status} {answer.body.decode()}"
@@ -93,8 +94,14 @@ async def outcome(row: Row, monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> 
         return {"gets": gets, "kept": kept, "closes": closes}
 
 
-@pytest.mark.fault("R12", "R15")
-@pytest.mark.parametrize("what", [*ROWS])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(row.what, marks=pytest.mark.fault(FAULTS[name]), id=row.what)
+        for name, rows in SECTIONS.items()
+        for row in rows
+    ],
+)
 @on_uvloop
 async def test_each_answer_has_its_one_outcome_whole_and_byte_by_byte(
     what: str, monkeypatch: pytest.MonkeyPatch

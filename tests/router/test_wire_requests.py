@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +13,7 @@ from router.shell.driver import BEAT_S
 from router.shell.http import DataPlane, Limits
 from tests.router.pages import bring_up_to_date, grouped, shown
 from tests.router.wire import Caller, Received, Site, on_uvloop, until
-from tests.router.wire_requests import BODY_MAX, OTHERS, ROWS, SECTIONS, Row
+from tests.router.wire_requests import BODY_MAX, FAULTS, OTHERS, ROWS, SECTIONS, SIZES, Row
 
 PIECES_MAX = 2000
 """Above so many bytes (heads of 64 KiB) a piece is more than a byte."""
@@ -95,8 +96,14 @@ async def outcome(row: Row, *, whole: bool) -> dict[str, object]:
         }
 
 
-@pytest.mark.fault("R15", "R16", "R17", "R29")
-@pytest.mark.parametrize("what", [*ROWS])
+def marked(what: str) -> Iterator[pytest.MarkDecorator]:
+    """The field faults that a row shows."""
+    yield from (pytest.mark.fault(FAULTS[name]) for name, rows in SECTIONS.items() if ROWS[what] in rows)
+    if any(size in what for size in SIZES):
+        yield pytest.mark.fault("R14")
+
+
+@pytest.mark.parametrize("what", [pytest.param(what, marks=[*marked(what)], id=what) for what in ROWS])
 @on_uvloop
 async def test_each_request_has_its_one_answer_whole_and_byte_by_byte(what: str) -> None:
     row = ROWS[what]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.shell.heads import HEAD_MAX
-from tests.router.wire import SSE_HEAD, chunk, event, post
+from tests.router.wire import DONE, SSE_HEAD, chunk, event, post
 
 BAD = "502 bad_answer"
 FAILED = "502 replica_failed"
@@ -61,6 +61,8 @@ END = b"0\r\n\r\n"
 HEAD = b"HEAD /x HTTP/1.1\r\nHost: a\r\n\r\n"
 OLD = b"GET /x HTTP/1.0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+WORDS = 'data: {"choices":[{"index":0,"delta":{"content":"Größe: 10 € 😀"}}]}\n\n'.encode()
 
 FRAMING = [
     good("a length", OK2),
@@ -152,6 +154,11 @@ EVENTS = [
         SSE_HEAD + chunk(b"da") + chunk(event(0)[2:9]) + chunk(event(0)[9:]) + END,
         "200 one event",
     ),
+    good(
+        "characters of several bytes, and [DONE]",
+        SSE_HEAD + chunk(WORDS[:9]) + chunk(WORDS[9:]) + chunk(DONE) + END,
+        "200 all of it",
+    ),
     good("two events in a chunk", SSE_HEAD + chunk(event(0) + event(1)) + END, "200 two events"),
     Row(what="events and then nothing", sent=SSE_HEAD + chunk(event(0)), gets=EVENT_ERROR, ends="close"),
     Row(
@@ -175,4 +182,12 @@ SECTIONS: dict[str, list[Row]] = {
     "The connection ends too early": ENDS,
     "Event streams": EVENTS,
 }
+FAULTS = {
+    "Framing": "R29",
+    "More than the answer": "R15",
+    "Not HTTP": "R15",
+    "The connection ends too early": "R15",
+    "Event streams": "R12",
+}
+"""The field fault that a section shows."""
 ROWS = {row.what: row for rows in SECTIONS.values() for row in rows}

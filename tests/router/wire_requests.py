@@ -168,6 +168,12 @@ LINES = [
     refused("a head above 64 KiB that never ends", 431, G + b"X: " + b"y" * (HEAD_MAX + 1)),
     late("a head of bare line feeds", 400, b"GET /x HTTP/1.1\nHost: a\n\n"),
     late("half a head", 400, b"GET /x HTTP/1.1\r\nHost: a\r\n"),
+    passes(
+        "a head just within 64 KiB",
+        get(b"/x", b"X-Long: " + b"y" * (HEAD_MAX - 100)),
+        GET,
+        b"",
+    ),
     passes("an empty value", get(b"/x", b"X-Empty:"), GET, b"", fields={"x-empty": [""]}),
     passes("a value that is not ASCII", get(b"/x", "X-Name: Zoë".encode()), GET, b"", fields={"x-name": ["ZoÃ«"]}),
     passes("the same name twice", get(b"/x", b"X-A: 1", b"x-a: 2"), GET, b"", fields={"x-a": ["1", "2"]}),
@@ -371,3 +377,17 @@ SECTIONS: dict[str, list[Row]] = {
     "Bodies and headers for the router": BODIES,
 }
 ROWS = {row.what: row for rows in SECTIONS.values() for row in rows}
+FAULTS = {
+    "Length": "R15",
+    "Chunks": "R15",
+    "Header lines": "R15",
+    "Request line and target": "R16",
+    "Host": "R15",
+    "Methods": "R29",
+    "Other protocols": "R29",
+    "Connections": "R15",
+    "Bodies and headers for the router": "R17",
+}
+"""The field fault that a section shows."""
+SIZES = ("64 KiB", "above the limit", "as large as the limit")
+"""Rows so called show R14 as well."""
