@@ -1,0 +1,32 @@
+"""Fixtures of the tests against real engines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.engines.llama import Llamas, llamas
+from tests.engines.tiny_model import write_model
+from tests.processes import Processes
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Gives the path of a model of so many layers, written once a session."""
+    folder = tmp_path_factory.mktemp("models")
+
+    @cache
+    def written(layers: int) -> Path:
+        return write_model(folder / f"random-{layers}.gguf", layers)
+
+    return written
+
+
+@pytest.fixture
+async def ours(processes: Processes, tiny_model: Callable[[int], Path]) -> AsyncIterator[Llamas]:
+    """Real llama.cpp replicas behind a real router."""
+    async with llamas(processes, tiny_model) as started:
+        yield started
