@@ -257,7 +257,7 @@ def fuzz(seed: int, cases: int, seconds: float, folder: Path, failures: int = FA
     """Write and play cases, at most so many, for so long, until so many failed; gives what was done and the files of
     those that failed.
     """
-    tally, failed = Tally(), []
+    tally, failed = Tally(), list[Path]()
     start = perf_counter()
     while tally.cases < cases and len(failed) < failures and perf_counter() - start < seconds:
         author = Author(seed * 1_000_003 + tally.cases)

@@ -11,10 +11,25 @@ from typing import Any
 
 import pytest
 
+from loadtests.fuzz_checks import answers_in
+from loadtests.fuzz_world import World
 from router.shell.client import RESET
 from router.shell.upstream import Upstream
 from tests.router.pages import bring_up_to_date, grouped, shown
-from tests.router.wire import DONE, Answer, Caller, Received, Site, event, json_answer, on_uvloop, post, until
+from tests.router.wire import (
+    DONE,
+    SSE_HEAD,
+    Answer,
+    Caller,
+    Received,
+    Site,
+    chunk,
+    event,
+    json_answer,
+    on_uvloop,
+    post,
+    until,
+)
 from tests.router.wire_answers import BAD, CUT, EVENT_ERROR, FAULTS, ROWS, SECTIONS, WORDS, Row
 
 PIECES_MAX = 2000
@@ -133,6 +148,25 @@ async def test_a_1xx_shows_that_the_request_arrived_so_it_is_not_replayed() -> N
         assert (await caller.ask(post())).status == 502
         assert [received.field("x-request-id") for received in site.engines[0].received] == [["boot-1"], ["boot-2"]]
         await site.settled()
+
+
+@pytest.mark.fault("R12")
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_a_chunk_split_anywhere_between_whole_ones(end: bytes) -> None:
+    """Reads that end with a whole event pass as they come; the rest of one that did not must not."""
+    events = [WORDS.replace(b"\n\n", end), b"data: [DONE]" + end]
+    asked = post().decode("latin-1")
+    for place in range(1, len(chunk(events[0]))):
+        world = World(1)
+        world.step("open")
+        world.step("client", 0, asked)
+        world.step("answer the door", 0)
+        middle = chunk(events[0])
+        parts = (SSE_HEAD + chunk(events[0]), middle[:place], middle[place:], chunk(events[1]), b"0\r\n\r\n")
+        for part in parts:
+            world.step("engine", 0, part.decode("latin-1"))
+        got = answers_in(bytes(world.clients[0].got), closed=False)
+        assert got == ([(200, events[0] * 2 + events[1])], True), place
 
 
 def said(row: Row) -> str:

@@ -69,7 +69,7 @@ FRAMING = [
     good("a length of 0", OK + b"Content-Length: 0\r\n\r\n", "200 "),
     good("chunks", CHUNKS + chunk(b"o") + chunk(b"k") + END),
     good("chunks with an extension and a trailer", CHUNKS + b"2;a=b\r\nok\r\n0\r\nX-Trailer: y\r\n\r\n"),
-    good("chunks to a client of HTTP/1.0", CHUNKS + chunk(b"ok") + END, asked=OLD, closes=True),
+    good("chunks to a client of HTTP/1.0", CHUNKS + chunk(b"o") + chunk(b"k") + END, asked=OLD, closes=True),
     once("neither, until the connection ends", OK + b"\r\nok", ends="close", closes=True),
     Row(what="neither, and the connection is reset", sent=OK + b"\r\nok", gets=CUT, ends="reset", closes=True),
     once("HTTP/1.0 with a length", b"HTTP/1.0 200 OK\r\n" + L2 + b"\r\nok"),
