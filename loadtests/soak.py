@@ -27,12 +27,12 @@ from rich.text import Text
 
 from loadtests.errors import BadInput
 from loadtests.soak_plan import schedule
-from loadtests.soak_report import progress, summary, write_report
+from loadtests.soak_report import progress, summary, write_report, write_samples
 from loadtests.soak_run import Options, Soak, new_soak, run_soak
 
 LINE_EVERY_S: Final = 5.0
 SCREEN_EVERY_S: Final = 0.25
-LOGS: Final = ("*.log", "*.generations", "report.txt", "problems.json", "schedule.txt")
+LOGS: Final = ("*.log", "*.generations", "report.txt", "problems.json", "schedule.txt", "samples.csv")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,7 +112,8 @@ async def _soak(options: Options, console: Console) -> int:
 
 
 def _end(soak: Soak, console: Console, command: str) -> int:
-    if soak.clients is not None:
+    write_samples(soak)
+    if soak.clients is not None and soak.phase == "check":
         console.print(summary(soak))
     if not soak.problems:
         console.print("all held", markup=False)

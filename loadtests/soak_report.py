@@ -74,6 +74,15 @@ def summary(soak: Soak) -> Table:
     return table
 
 
+def write_samples(soak: Soak) -> None:
+    """What was seen of the routers each second, as a table: memory is best judged as a line."""
+    rows = ["router,begun,rss_kib,files,in_flight,queued"]
+    for watch in soak.watches:
+        for one in watch.samples:
+            rows.append(f"{watch.name},{one.begun},{one.rss_kib},{one.files},{one.in_flight},{one.queued}")
+    (soak.options.folder / "samples.csv").write_text("\n".join(rows) + "\n")
+
+
 def _codes(soak: Soak, outcome: str) -> str:
     """What made up an outcome, by status and code."""
     assert soak.clients is not None

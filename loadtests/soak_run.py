@@ -183,7 +183,7 @@ async def _load(soak: Soak, chaos: Chaos) -> None:
     def on_begun(begun: int) -> None:
         chaos.begun(begun)
         if begun % 100 == 0:
-            stack.reap()
+            stack.check()
 
     soak.clients = Clients(options.seed, addresses, soak.now, on_begun)
     chaos.follow(schedule(options.seed, options.requests))

@@ -143,6 +143,7 @@ class Stack:
         self.engines: list[Engine] = []
         self.now = now
         self._children: list[Child] = []
+        self._ends: list[asyncio.Task[None]] = []
 
     async def router(self, name: str) -> Child:
         """Start a router on free ports."""
@@ -166,7 +167,13 @@ class Stack:
         await child.start()
         engine = Engine(child=child, id=id_, slot=slot, generations=log)
         self.engines.append(engine)
+        self._ends.append(asyncio.create_task(self._note_end(engine)))
         return engine
+
+    async def _note_end(self, engine: Engine) -> None:
+        await engine.child.wait()
+        if engine.ended_s is None:  # by itself
+            engine.ended_s = self.now()
 
     def kill_engine(self, engine: Engine) -> None:
         """kill -9."""
@@ -174,11 +181,8 @@ class Stack:
             engine.ended_s = self.now()
         engine.child.kill()
 
-    def reap(self) -> None:
-        """Note engines that ended by themselves. Raises `StackFailed` when a router has."""
-        for engine in self.engines:
-            if engine.ended_s is None and not engine.child.running:
-                engine.ended_s = self.now()
+    def check(self) -> None:
+        """Raises `StackFailed` when a router has ended by itself."""
         for router in self.routers:
             if not router.running:
                 raise StackFailed(f"{router.name} ended with exit code {router.code}:\n{router.last_lines()}")
@@ -195,7 +199,7 @@ class Stack:
 
     async def gone(self) -> None:
         """Wait until all have ended."""
-        await asyncio.gather(*(child.wait() for child in self._children))
+        await asyncio.gather(*(child.wait() for child in self._children), *self._ends)
 
     def kill(self) -> None:
         """SIGKILL to every process that runs, now."""

@@ -11,8 +11,10 @@ examples:
   tidegate router -f router.yaml
   tidegate router --worker-urls http://127.0.0.1:8000 http://127.0.0.1:8001 --model llama-3 --engine vllm
   tidegate router --state-dir state --admin-port 9190        (endpoints come from a controller)
+  tidegate router -f router.yaml --workers 2 --access-log access.jsonl
 
-It serves until SIGTERM: then /ready answers 503, requests in flight end, and it exits with 0."""
+It serves until SIGTERM: then /ready answers 503, requests in flight end, and it exits with 0.
+With several workers SIGUSR2 replaces them one after the other without cutting a request."""
 
 
 def router_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,19 @@ def router_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-dir", type=Path, metavar="DIR", help="keep the last tables here; a restarted router starts from them"
     )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="router processes on the data port; worker i has admin port ADMIN+i and 1/N of each limit (default 1)",
+    )
+    parser.add_argument(
+        "--access-log",
+        default="-",
+        metavar="FILE",
+        help="one JSON line for each request: a file, - for standard output, or off (default -)",
+    )
     parser.add_argument("--name", help="name in load reports (default router-ADMINPORT)")
     parser.add_argument(
         "--log-level", default="info", help="debug, info, warning or error (default info); JSON lines on stderr"
@@ -52,6 +67,11 @@ def router_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="then give requests in flight this long to end (default 30)",
     )
+    _endpoint_arguments(parser)
+
+
+def _endpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that describe endpoints without a file."""
     workers = parser.add_argument_group("endpoints without a file")
     workers.add_argument(
         "--worker-urls", nargs="+", metavar="URL", help="engines, each http://HOST:PORT; needs --model"
@@ -107,10 +127,14 @@ def router(args: argparse.Namespace) -> int:
         file=args.file,
         table=table,
         state_dir=args.state_dir,
+        workers=args.workers,
+        access_log=args.access_log,
         log_level=args.log_level,
         shutdown_grace_s=args.shutdown_grace_secs,
         shutdown_timeout_s=args.shutdown_timeout_secs,
     )
-    from router.shell.server import run  # after the checks, so that a bad flag is answered in 0.1 s
-
+    if settings.workers > 1:  # imported after the checks, so that a bad flag is answered in 0.1 s
+        from router.shell.workers import run
+    else:
+        from router.shell.server import run
     return run(settings)

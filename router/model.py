@@ -10,6 +10,7 @@ Units: seconds (`_s`), counts, bytes; ages relative to the sender; counters cumu
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -231,6 +232,9 @@ class LoadReport(Value, frozen=True):
     endpoints: dict[str, EndpointLoad] = {}
 
 
+_engine_url = re.compile(
+    r"http://(?:\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\]|([A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?)):([0-9]{1,5})/?"
+).fullmatch
 _TABLE = msgspec.json.Decoder(IntentTable)
 
 
@@ -276,13 +280,10 @@ def checked(table: IntentTable) -> IntentTable:
 
 
 def host_and_port(url: str, where: str = "url") -> tuple[str, int]:
-    """`http://HOST:PORT` -> (host, port); a path, a query or another scheme is refused. Raises `BadTable`."""
-    problem = BadTable(f"{where}: {url!r} is not of the form http://HOST:PORT")
-    scheme, _, rest = url.partition("://")
-    host, _, port = rest.rstrip("/").rpartition(":")
-    if scheme != "http" or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise problem
-    bare = host[1:-1] if host[0] == "[" and host[-1] == "]" else host
-    if not bare or any(c in bare for c in "/?#@[] ") or (":" in bare and bare == host):
-        raise problem
-    return bare, int(port)
+    """`http://HOST:PORT` -> (host, port); a path, a query, another scheme or a host that is no name, IPv4 address or
+    IPv6 address in brackets is refused. Raises `BadTable`.
+    """
+    match = _engine_url(url)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise BadTable(f"{where}: {url!r} is not of the form http://HOST:PORT")
+    return match[1] or match[2], int(match[3])

@@ -7,7 +7,7 @@ module opens no socket and knows no flag's spelling beyond the names it puts int
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from router.errors import BadInput
@@ -27,6 +27,7 @@ WORKER_SOURCE = "worker-urls"
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 ENGINES = ("generic", "vllm", "sglang", "tgi", "triton", "llamacpp")
+WORKERS_MAX = 256
 TOKEN_MIN_CHARS = 16
 """A shorter bearer token could be guessed over the network."""
 
@@ -67,6 +68,15 @@ class Settings:
     log_level: str = "info"
     """Least level that is logged, one of `LOG_LEVELS`."""
 
+    access_log: str = "-"
+    """Where a line for each request goes: a file, `-` for standard output, `off` for nowhere."""
+
+    workers: int = 1
+    """Router processes on one data port. Each is a router of its own: limits are shared out, queues are not."""
+
+    share: float = 1.0
+    """Part of each limit in `file` or `table` that this process may use: 1 / `workers`. A controller says its own."""
+
     shutdown_grace_s: float = 1.0
     """Seconds between SIGTERM (/ready turns 503) and the closing of the listener, so that balancers stop sending first:
     a closed listener resets connections that wait in its backlog. 0 = close at once. One second is enough on one
@@ -80,6 +90,15 @@ class Settings:
         for flag, port in (("--port", self.port), ("--admin-port", self.admin_port)):
             if not 0 <= port <= 65535:
                 raise BadInput(f"{flag}: {port} is not a port; allowed: 0 to 65535, 0 = any free one")
+        if not 1 <= self.workers <= WORKERS_MAX:
+            raise BadInput(f"--workers: {self.workers} is out of bounds; allowed: 1 to {WORKERS_MAX}")
+        if self.admin_port and self.admin_port + self.workers > 65536:
+            raise BadInput(
+                f"--admin-port: {self.admin_port} leaves no room for {self.workers} workers, who take one port each; "
+                f"allowed: at most {65536 - self.workers}, 0 = any free ones"
+            )
+        if not self.access_log:
+            raise BadInput("--access-log: '' is no file; allowed: a file, - (standard output) or off")
         if self.log_level not in LOG_LEVELS:
             raise BadInput(f"--log-level: {self.log_level!r} is not a level; allowed: {', '.join(LOG_LEVELS)}")
         if self.file is not None and self.table is not None:
@@ -92,6 +111,13 @@ class Settings:
                 f"--admin-host: {self.admin_host!r} is not loopback; "
                 "allowed without --admin-token-file: 127.0.0.1, ::1, localhost"
             )
+
+    def for_worker(self, index: int, admin_port: int, state_dir: Path) -> Settings:
+        """What one of several workers is told: a name, an admin port, a folder and a share of its own."""
+        name = f"router-{admin_port}" if self.name is None else f"{self.name}-{index}"
+        return replace(
+            self, name=name, admin_port=admin_port, state_dir=state_dir, workers=1, share=self.share / self.workers
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -116,7 +116,9 @@ def test_nothing_is_left_unfinished() -> None:
     assert left == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/journeys.md", "docs/glossary.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/journeys.md", "docs/glossary.md", "docs/benchmarks.md", "docs/router.md"]
+)
 def test_links_inside_the_documentation_lead_somewhere(page: str) -> None:
     path = ROOT / page
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))

@@ -85,12 +85,13 @@ class Dispatcher(Upkeep):
             meter.service_count += 1
             meter.service_sum += now - request.started_at
             endpoint.heard_at = now
-            if not endpoint.plain:
-                self._judge(endpoint, request, outcome, now)
-        else:
-            self._judge(endpoint, request, outcome, now)
+            if endpoint.plain:
+                if model.queue.count:
+                    self._pump(model, now, endpoint)
+                return
+        self._judge(endpoint, request, outcome, now)
         if model.queue.count:
-            self._pump(model, now, endpoint)
+            self._pump(model, now)
 
     def failed(self, request: Request, outcome: int, now: float, *, sent: bool) -> Verdict:
         """The attempt ended without a byte of an answer; `sent`: the request had left. Frees the slot; maybe again."""
@@ -124,7 +125,9 @@ class Dispatcher(Upkeep):
         limits.refused(endpoint, endpoint.in_flight - 1, now)
         health.full(endpoint, status, retry_after_s, now)
         rules = model.intent.routing.retries
-        again = retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model
+        again = (
+            retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model
+        )
         if not again or not model.budget.spend(model.meter.asked_for(), rules.budget_percent):
             model.refresh(now)
             return None

@@ -208,6 +208,11 @@ class Endpoint:
         return self.health == READY or (self.health == HALF_OPEN and self.probe is None)
 
     @property
+    def with_room(self) -> Endpoint | None:
+        """Itself if it may be given another request, else None."""
+        return self if self.in_flight < self.limit and self.routable else None
+
+    @property
     def drained(self) -> bool:
         """Told to drain, and nothing is bound to it any more (connecting, being replayed, streaming)."""
         return self.intent == DRAINING and self.in_flight == 0

@@ -28,6 +28,7 @@ from router.core.dispatcher import Dispatcher
 from router.errors import BadTable, RouterError, StaleTable, TableMismatch
 from router.model import IntentTable, TableAck, parse_table
 from router.shell.discovery.document import problems, same_form
+from router.shell.predecessors import Predecessors
 
 WAIT_S_MAX = 60.0
 """Longest wait for a load report; above it intermediaries give up first."""
@@ -78,7 +79,7 @@ class Wakes:
 
 class Admin:
     """The handlers. `stored` is awaited after each table that changed something (None = tables are not kept on
-    disk)."""
+    disk); `at_work`: connections on which a request is being answered."""
 
     def __init__(
         self,
@@ -93,6 +94,9 @@ class Admin:
         self._token = token
         self._stored = stored
         self._closing = False
+        self._only: tuple[str, int] | None = None
+        self.at_work: set[asyncio.Transport | None] = set()
+        self.predecessors = Predecessors(token)
         self.wakes = Wakes()
         dispatcher.on_wake = self.wakes.wake
 
@@ -106,6 +110,10 @@ class Admin:
         application.router.add_get("/health", self.get_health)
         application.router.add_get("/ready", self.get_ready)
         return application
+
+    def serve_only(self, place: tuple[str, int]) -> None:
+        """Requests that come to another address than `place` are sent away: a successor serves there."""
+        self._only = place[:2]
 
     def close(self) -> None:
         """Answer everybody who waits; later requests do not wait."""
@@ -129,6 +137,8 @@ class Admin:
             self._tell(before, table)
             if self._stored is not None:
                 await asyncio.shield(self._stored())  # the client may leave, the write goes on
+        if self.predecessors:
+            answer = await self.predecessors.with_theirs(body, answer)
         return encoded(answer)
 
     async def get_endpoints(self, request: web.Request) -> web.StreamResponse:
@@ -144,7 +154,9 @@ class Admin:
         wait_s = number(request, "wait_s", 0.0)
         dispatcher = self._dispatcher
         if after is not None and wait_s:
-            await self.wakes.wait(lambda: self._closing or dispatcher.seq != after, min(wait_s, WAIT_S_MAX))
+            await self.wakes.wait(
+                lambda: self._closing or self._only is not None or dispatcher.seq != after, min(wait_s, WAIT_S_MAX)
+            )
         return encoded(dispatcher.report(asyncio.get_running_loop().time()))
 
     async def get_metrics(self, request: web.Request) -> web.StreamResponse:
@@ -200,8 +212,17 @@ class Admin:
     @web.middleware
     async def _in_error_form(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Expected refusals as JSON; anything else is a bug, which aiohttp answers with 500 and logs."""
+        if self._elsewhere(request):
+            answer = problem(503, "this worker was replaced; ask again on a new connection")
+            answer.force_close()
+            return answer
+        transport = request.transport
+        self.at_work.add(transport)
         try:
-            return await handler(request)
+            done = await handler(request)
+            if self._elsewhere(request):  # since it began
+                done.force_close()
+            return done
         except RouterError as error:
             return problem(error.status, str(error))
         except web.HTTPRequestEntityTooLarge:
@@ -211,6 +232,14 @@ class Admin:
             if "Allow" in error.headers:
                 answer.headers["Allow"] = error.headers["Allow"]
             return answer
+        finally:
+            self.at_work.discard(transport)
+
+    def _elsewhere(self, request: web.Request) -> bool:
+        """Did the request come to an address that is a successor's now."""
+        if self._only is None or request.transport is None:
+            return False
+        return bool(request.transport.get_extra_info("sockname")[:2] != self._only)
 
 
 def told(table: IntentTable | None) -> dict[str, str]:

@@ -5,35 +5,43 @@ client sends meanwhile is kept up to `PIPELINED_MAX`, 64 KiB; one that sends mor
 generation, and more than that in the same read behind a request is refused with 413 before the request is sent on. A
 client that closes its sending half counts as gone, as with nginx. Small bodies are collected from reads, large ones
 read by `BufferedBody`; whatever is refused, this protocol is the one that reads on and throws away. Every byte of a
-body that is held counts (`memory.py`).
+body that is held counts (`memory.py`). Empty lines before a request are skipped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from socket import SO_LINGER, SOL_SOCKET
+from struct import pack
 from typing import TYPE_CHECKING, Final
 
-from router.core.endpoints import Endpoint
+from router.core.endpoints import CLIENT_GONE, Endpoint
 from router.core.refusals import Refusal
 from router.shell import answers
-from router.shell.bodies import form_model, path_model, read_json, tokens_of
+from router.shell.access_log import PAGE, Refused
 from router.shell.exchange import Exchange
 from router.shell.framing import ChunkedBody, CountedBody
 from router.shell.heads import END, HEAD_MAX, client_id_in, read_request
 from router.shell.large_body import BUFFERED_FROM, BufferedBody
-from router.shell.lines import BadHead
+from router.shell.lines import CRLF, BadHead
 
 if TYPE_CHECKING:
     from router.shell.http import DataPlane
+    from router.shell.memory import Upload
 
 WAITING, BODY, BUSY, CLOSING, LINGERING = range(5)
 PIPELINED_MAX: Final = 64 << 10
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+TLS_HELLO: Final = 22
+RESET: Final = pack("ii", 1, 0)
+"""SO_LINGER on, for 0 s: closing resets."""
+_empty_lines = re.compile(rb"(?:\r\n)*").match
 
 
 class Client(asyncio.Protocol):
     """A client's connection. `stamp`: tick of the last progress; `stalled`: tick since when it does not read, or
-    None.
+    None; `upload`: the body on its way in, or None.
     """
 
     __slots__ = (
@@ -47,6 +55,7 @@ class Client(asyncio.Protocol):
         "stamp",
         "state",
         "transport",
+        "upload",
         "write",
     )
 
@@ -56,6 +65,7 @@ class Client(asyncio.Protocol):
         self.stamp = plane.tick
         self.stalled: int | None = None
         self.exchange: Exchange | None = None
+        self.upload: Upload | None = None
         self._held = bytearray()
         self._body: CountedBody | ChunkedBody | None = None
 
@@ -69,7 +79,7 @@ class Client(asyncio.Protocol):
         plane = self.plane
         plane.counters.client_connections += 1
         plane.clients.add(self)
-        if len(plane.clients) > plane.limits.connections:
+        if len(plane.clients) > plane.connections_max:
             self.transport.abort()
 
     # ---- reading a request
@@ -87,7 +97,10 @@ class Client(asyncio.Protocol):
             try:
                 self._request(data, end)
             except BadHead as error:
-                self.refuse_head(error, data[: end + 2])
+                if data[:2] == CRLF:  # seen only here, so that others do not pay for it
+                    self._skip_empty_lines(data)
+                else:
+                    self.refuse_head(error, data[: end + 2])
         elif state == BODY:
             self.stamp = self.plane.tick
             try:
@@ -120,10 +133,22 @@ class Client(asyncio.Protocol):
             if not held:
                 self.stamp = self.plane.tick  # the bound on a head counts from its first byte
             held += data
+        if held[:2] == CRLF:
+            match = _empty_lines(held)
+            assert match is not None
+            del held[: match.end()]
         if len(held) > HEAD_MAX:
             self.refuse_head(BadHead(431, f"the head is larger than {HEAD_MAX} bytes"))
-        elif held and not 32 < held[0] < 127:
-            self.refuse_head(BadHead(400, "the request does not begin with a method"))
+        elif held and not 32 < held[0] < 127 and held != b"\r":
+            tls = "; this port serves plain HTTP, not TLS" if held[0] == TLS_HELLO else ""
+            self.refuse_head(BadHead(400, f"the request does not begin with a method{tls}"))
+
+    def _skip_empty_lines(self, data: bytes) -> None:
+        """Some clients send one too many behind a body."""
+        match = _empty_lines(data)
+        assert match is not None
+        if rest := data[match.end() :]:
+            self.data_received(rest)
 
     def _request(self, data: bytes, end: int) -> None:
         """A whole head is here, perhaps with body bytes behind it. Raises `BadHead`."""
@@ -134,50 +159,61 @@ class Client(asyncio.Protocol):
         if not plane.dispatcher.accepting:
             exchange.keep = False  # draining: clients that keep their connections would send on until the bound
         start, length = end + 4, head.length
-        if length > 0:
-            if length > plane.limits.body_bytes:
-                raise BadHead(413, f"the body of {length} bytes is larger than {plane.limits.body_bytes} bytes")
-            plane.memory.take(exchange, length)
-        if not head.chunked and (length <= 0 or len(data) - start >= length):
-            if length > 0:
-                exchange.body = data[start : start + length]
-                start += length
-            if len(data) > start:
-                self._pipelined(data[start:])
-            self.dispatch(exchange)
+        if length > plane.limits.body_bytes:
+            raise BadHead(413, f"the body of {length} bytes is larger than {plane.limits.body_bytes} bytes")
+        if head.chunked or (length > 0 and len(data) - start < length):
+            self._begin_body(exchange, data[start:])
             return
+        if length > 0:
+            plane.memory.take(exchange, length)
+            exchange.body = data[start : start + length]
+            start += length
+        if len(data) > start:
+            self._pipelined(data[start:])
+        self.dispatch(exchange)
+
+    def _begin_body(self, exchange: Exchange, rest: bytes) -> None:
+        """A body that is not whole yet; `rest`: what came of it with the head. Raises `BadHead`."""
         self.state = BODY
+        plane, head = self.plane, exchange.head
         self.stamp = plane.tick
-        rest = data[start:]
+        length = plane.limits.body_bytes if head.chunked else head.length
+        self.upload = plane.memory.begin(exchange, length, chunked=head.chunked)
         if head.expect and not rest:
             self.write(CONTINUE)
-        if head.chunked:
-            self._body = ChunkedBody(plane.limits.body_bytes)
-            if rest:
-                self._more_body(rest)
-        elif length >= BUFFERED_FROM:
-            self.transport.set_protocol(BufferedBody(self, exchange, rest, length))
-        else:
-            self._body = CountedBody(rest, length)
+        if length >= BUFFERED_FROM and not head.chunked:
+            self.transport.set_protocol(BufferedBody(self, self.upload, rest))
+            return
+        self._body = ChunkedBody(length) if head.chunked else CountedBody(length)
+        if rest:
+            self._more_body(rest)
 
     def _more_body(self, data: bytes) -> None:
-        """Body bytes in a read of their own. Raises `BadHead`."""
-        body, exchange = self._body, self.exchange
+        """Body bytes. Raises `BadHead`."""
+        body = self._body
         assert body is not None
-        assert exchange is not None
+        assert self.upload is not None
         surplus = body.feed(data)
-        if exchange.head.chunked:
-            self.plane.memory.take(exchange, len(data))
-        if surplus is None or surplus is False:
+        self.plane.memory.arrive(self.upload, len(data) - len(surplus or b""), self.plane.tick)
+        if surplus is None:
             return
-        if surplus is not True:
+        if surplus:
             self._pipelined(surplus)
-        exchange.body = body.store
+        self.whole(body.store)
+
+    def whole(self, body: bytearray) -> None:
+        """The last byte of a body is here that did not come with its head."""
+        exchange = self.exchange
+        assert exchange is not None
+        exchange.body = body
         self._drop_body()
         self.dispatch(exchange)
 
     def _drop_body(self) -> None:
         """No body is being read any more."""
+        if self.upload is not None:
+            self.plane.memory.end(self.upload)
+            self.upload = None
         if self._body is not None:
             self._body.close()
             self._body = None
@@ -196,9 +232,9 @@ class Client(asyncio.Protocol):
         plane = self.plane
         body = exchange.body
         if not body and (page := plane.page(exchange)) is not None:
-            self._local(exchange, *page)
+            self._local(exchange, PAGE, *page)
             return
-        exchange.asked = self._asked(exchange)
+        exchange.asked = exchange.read()
         exchange.size = len(body) + len(exchange.head.lines)
         verdict = plane.dispatcher.arrived(exchange, plane.now())
         if isinstance(verdict, Endpoint):
@@ -208,30 +244,17 @@ class Client(asyncio.Protocol):
         elif plane.dispatcher.effects:  # it pushed others out of the queue
             plane.apply_effects()
 
-    def _asked(self, exchange: Exchange) -> str | None:
-        """The model asked for; fills the token estimates on the way."""
-        head, body = exchange.head, exchange.body
-        exchange.tokens_in = exchange.tokens = len(body) >> 2
-        asked = head.model
-        if body and not head.encoded:
-            if head.form is None:
-                told = read_json(body)
-                exchange.tokens += tokens_of(told.max_tokens)
-                if asked is None and isinstance(told.model, str):
-                    return told.model
-            elif asked is None:
-                asked = form_model(body, head.form)
-        return path_model(head.line.target) if asked is None else asked
-
     # ---- answers of the router itself
 
     def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         """Answer a request with a refusal."""
         body = answers.form_of(exchange.head.line.target).body(refusal.status, refusal.code, refusal.message)
-        self._local(exchange, refusal.status, body, answers.refusal_fields(refusal))
+        self._local(exchange, refusal.code, refusal.status, body, answers.refusal_fields(refusal))
 
-    def _local(self, exchange: Exchange, status: int, body: bytes, fields: bytes = b"") -> None:
+    def _local(self, exchange: Exchange, what: str, status: int, body: bytes, fields: bytes = b"") -> None:
         self.plane.counters.local_answers += 1
+        exchange.status = status
+        self.plane.log_end(exchange, what)
         fields += exchange.answer_fields()[2:] + b"\r\n"
         if not exchange.keep:
             fields += b"connection: close\r\n"
@@ -254,15 +277,22 @@ class Client(asyncio.Protocol):
         retry_after_s = 1 if error.status == 503 else None
         refusal = Refusal(status=error.status, code=code, message=str(error), retry_after_s=retry_after_s)
         plane.dispatcher.count_refusal(refusal)
-        form, head_only = answers.OPENAI, False
         if exchange is not None:
             plane.memory.give_up(exchange)
             line = exchange.head.line
             form, head_only = answers.form_of(line.target), line.method == b"HEAD"
             fields = exchange.answer_fields()[2:]
+            exchange.status = error.status
+            plane.log_end(exchange, code)
         else:
             plane.minted += 1
-            fields = b"x-request-id: %b" % (client_id_in(head or self._held) or b"%b-%x" % (plane.boot, plane.minted))
+            method, _, target = head.partition(b" ")
+            form, head_only = answers.form_of(target), method == b"HEAD"
+            minted = b"%b-%x" % (plane.boot, plane.minted)
+            client_id = client_id_in(head or self._held)
+            fields = b"x-request-id: %b" % (client_id or minted)
+            if plane.access_log is not None:
+                plane.access_log.refused(Refused(minted, client_id, self.peer, error.status, code))
         self._held.clear()
         fields += b"\r\nconnection: close\r\n" + answers.refusal_fields(refusal)
         self.write(answers.answer(error.status, form.body(error.status, code, refusal.message), head_only, fields))
@@ -310,10 +340,15 @@ class Client(asyncio.Protocol):
         return self.state == BODY or (self.state == WAITING and bool(self._held))
 
     def cut_off(self) -> None:
-        """The answer broke in a way that cannot be told inside it."""
+        """The answer broke in a way that cannot be told inside it. One that ends with its connection would look whole if
+        the connection ended in order, so such a connection is reset.
+        """
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             self.plane.memory.give_up(exchange)
+            socket = self.transport.get_extra_info("socket")
+            if socket is not None and not exchange.keep and not self.transport.is_closing():
+                socket.setsockopt(SOL_SOCKET, SO_LINGER, RESET)
         self.state = CLOSING
         self.transport.abort()
 
@@ -349,3 +384,5 @@ class Client(asyncio.Protocol):
             plane.memory.give_up(exchange)
             if state == BUSY:
                 plane.left(exchange)
+            else:
+                plane.log_end(exchange, CLIENT_GONE)

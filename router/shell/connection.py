@@ -29,6 +29,8 @@ class EngineConnection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_interim_of",
+        "_interims",
         "_part",
         "_used",
         "_write",
@@ -56,6 +58,8 @@ class EngineConnection(asyncio.Protocol):
         self.dead = False
         self.paused = False
         self._used = 0
+        self._interim_of: Exchange | None = None
+        self._interims = 0
         self._part = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -23,6 +23,10 @@ BEAT_S: Final = 0.25
 MANY: Final = 512
 IDLE_BEATS: Final = 16
 """An idle engine connection is reused for 4 s: uvicorn and most engines close theirs after 5."""
+CROWDED_IDLE_S: Final = 5.0
+"""What `Limits.idle_s` becomes while more than three quarters of the allowed clients are connected: those who do nothing
+make room for those who come.
+"""
 LINGER_S: Final = 2.0
 """A refused client gets this long to read why before it is cut off."""
 
@@ -33,6 +37,7 @@ class Driver:
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
         self._timer: asyncio.TimerHandle | None = None
+        self._idle_s = plane.limits.idle_s
 
     def start(self) -> None:
         """Arm the timer."""
@@ -58,9 +63,13 @@ class Driver:
         plane.tick += 1
         plane.dispatcher.expired(plane.now())
         plane.apply_effects()
+        if plane.access_log is not None:
+            plane.access_log.flush()
         self._expire_pools()
         if plane.tick & 3 and len(plane.clients) > MANY:
             return
+        crowded = len(plane.clients) * 4 > plane.connections_max * 3
+        self._idle_s = min(plane.limits.idle_s, CROWDED_IDLE_S) if crowded else plane.limits.idle_s
         for client in [client for client in plane.clients if self._overdue(client)]:
             self._end(client)
         if not plane.tick & 3:
@@ -103,9 +112,9 @@ class Driver:
             return True
         still_s = (plane.tick - client.stamp) * BEAT_S
         if state == WAITING:
-            return still_s > (limits.head_s if client.receiving else limits.idle_s)
+            return still_s > (limits.head_s if client.receiving else self._idle_s)
         if state == BODY:
-            return still_s > limits.body_s
+            return still_s > limits.body_s or self._dribbles(client)
         if state == LINGERING:
             return still_s > LINGER_S
         if state != BUSY:
@@ -113,6 +122,14 @@ class Driver:
         exchange = client.exchange
         upstream = exchange.upstream if exchange is not None else None
         return upstream is not None and self._late(upstream) is not None
+
+    def _dribbles(self, client: Client) -> bool:
+        """Does a body come slower than is allowed."""
+        limits, upload = self._plane.limits, client.upload
+        if upload is None:
+            return False
+        age_s = (self._plane.tick - upload.since) * BEAT_S
+        return age_s > limits.body_s and upload.exchange.reserved < limits.body_bytes_per_s * age_s
 
     def _late(self, upstream: Upstream) -> int | None:
         """The outcome when a bound on the engine's side passed, else None."""
@@ -146,7 +163,11 @@ class Driver:
         elif client.state == WAITING and client.receiving:
             client.refuse_head(BadHead(400, f"the head did not arrive within {self._plane.limits.head_s:g} s"))
         elif client.state == BODY:
-            client.refuse_head(BadHead(400, f"the body made no progress for {self._plane.limits.body_s:g} s"))
+            limits = self._plane.limits
+            slow = f"comes slower than {limits.body_bytes_per_s:g} bytes a second"
+            still = f"made no progress for {limits.body_s:g} s"
+            stands = (self._plane.tick - client.stamp) * BEAT_S > limits.body_s
+            client.refuse_head(BadHead(400, f"the body {still if stands else slow}"))
         elif client.state == WAITING:
             client.close()
         else:

@@ -59,9 +59,11 @@ class EndingConnection(EngineConnection):
         exchange, plane = self.exchange, self.plane
         assert exchange is not None
         assert self.transport is not None, "finished without a connection"
-        if self.state == EVENTS and self.events > 1:
-            gaps = self.events - 1
-            self.meter.gap.observe((plane.now() - self.first_at) / gaps, gaps)
+        if exchange.events >= 0:  # an event stream
+            exchange.events = self.events
+            if self.events > 1 and self.state == EVENTS:
+                gaps = self.events - 1
+                self.meter.gap.observe((plane.now() - self.first_at) / gaps, gaps)
         self.exchange = None
         self.state = IDLE
         if self.paused:  # paused on its last bytes, it would hang its next user
@@ -120,11 +122,13 @@ class EndingConnection(EngineConnection):
                 self.plane.cut_off(exchange, IGNORED)
         elif state == UNTIL_END and error is None and not (self.groups is not None and self.groups.held):
             self.exchange = None
+            if exchange.events >= 0:
+                exchange.events = self.events
             self.plane.ended(exchange, outcome_of(self._status))
         elif state != HEAD or self._part:
             self.exchange = None
             self._cut(exchange, CUT, CUT_OFF)
-        elif self._used > 1 and not exchange.replayed:
+        elif self._used > 1 and not exchange.replayed and self._interim_of is not exchange:
             self.plane.loop.call_later(REPLAY_AFTER_S, self._replay)
         else:
             self.exchange = None
@@ -140,6 +144,8 @@ class EndingConnection(EngineConnection):
         """The exchange ends without a whole answer: say so in the way that the client's side still allows."""
         plane, state = self.plane, self.state
         groups = self.groups if state in (FIRST_EVENT, EVENTS, UNCHUNK, UNTIL_END) else None
+        if exchange.events >= 0:
+            exchange.events = self.events
         if state in (CONNECTING, HEAD):
             plane.refused(exchange, outcome, refusal)
         elif groups is not None and not groups.torn:

@@ -15,11 +15,13 @@ from collections import deque
 from dataclasses import dataclass
 
 from router.core.dispatcher import Dispatcher, Verdict
-from router.core.endpoints import Endpoint
+from router.core.endpoints import CLIENT_GONE, IGNORED, Endpoint
 from router.core.refusals import Refusal
 from router.shell import answers
+from router.shell.access_log import AccessLog
 from router.shell.client import BUSY, Client
-from router.shell.driver import IDLE_BEATS, Driver
+from router.shell.descriptors import NO_CONNECTION, clients_allowed, is_our_want
+from router.shell.driver import BEAT_S, IDLE_BEATS, Driver
 from router.shell.exchange import Exchange
 from router.shell.memory import BodyMemory
 from router.shell.upstream import Upstream
@@ -36,11 +38,18 @@ class Limits:
     (64 KiB a connection) are not among them.
     """
     connections: int = 20_000
-    """Open client connections; further ones are closed at once."""
+    """Open client connections, or fewer if the limit of open files does not suffice for so many
+    (`descriptors.clients_within`); further ones are closed at once. Above three quarters of them idle ones are closed
+    after `driver.CROWDED_IDLE_S`.
+    """
     head_s: float = 10.0
     """A head must be whole this long after its first byte."""
     body_s: float = 30.0
-    """A body must make progress at least this often."""
+    """A body must make progress at least this often; one that would not be whole within this time is the first to go when
+    memory for bodies is short (`memory.py`).
+    """
+    body_bytes_per_s: float = 1024.0
+    """A body must come this fast on average, from its first `body_s` on."""
     idle_s: float = 75.0
     """An idle keep-alive connection is closed after this."""
     stall_s: float = 120.0
@@ -76,7 +85,8 @@ class DataPlane:
     """Client connections in, engine connections out. See the module docstring.
 
     `dispatcher`: routing state; `loop`: the running loop, its `time()` is the clock. For others to read: `counters`,
-    `clients` (open client connections), `dispatcher.model_states()` (meters).
+    `clients` (open client connections), `dispatcher.model_states()` (meters). `access_log`: told of each request that
+    ended, None = nobody is.
     """
 
     def __init__(self, dispatcher: Dispatcher, loop: asyncio.AbstractEventLoop, limits: Limits | None = None) -> None:
@@ -88,9 +98,11 @@ class DataPlane:
         self.counters = Counters()
         self.clients: set[Client] = set()
         self.pooled: set[Endpoint] = set()
+        self.connections_max = clients_allowed(self.limits.connections)
         self.tick = 0
         self.minted = 0
-        self.memory = BodyMemory(self.limits.bodies_total_bytes)
+        self.memory = BodyMemory(self.limits.bodies_total_bytes, self.limits.body_s / BEAT_S)
+        self.access_log: AccessLog | None = None
         self.driver = Driver(self)
         self._connects: set[asyncio.Task[None]] = set()
         dispatcher.on_effects = self._effects_soon
@@ -113,11 +125,15 @@ class DataPlane:
         self.driver.stop()
         for client in list(self.clients):
             client.transport.abort()
+        self._drop_idle()
+        for task in list(self._connects):
+            task.cancel()
+
+    def _drop_idle(self) -> None:
+        """Close the idle engine connections."""
         for endpoint in self.pooled:
             while endpoint.pool:
                 endpoint.pool.pop().drop()
-        for task in list(self._connects):
-            task.cancel()
 
     # ---- between clients, dispatcher and engines
 
@@ -142,6 +158,7 @@ class DataPlane:
 
     def send(self, exchange: Exchange, endpoint: Endpoint, fresh: bool = False) -> None:
         """Send a request to the endpoint it was given: on an idle connection unless `fresh`, else on a new one."""
+        exchange.sent_to = endpoint
         pool = endpoint.pool
         if pool is None:
             pool = endpoint.pool = deque()
@@ -164,15 +181,29 @@ class DataPlane:
         endpoint = upstream.endpoint
         try:
             await self.loop.create_connection(lambda: upstream, endpoint.host, endpoint.port)
-        except OSError:
+        except OSError as error:
             upstream.connecting = None
-            upstream.unreachable()
+            if is_our_want(error):
+                self._no_connection(upstream)
+            else:
+                upstream.unreachable()
+
+    def _no_connection(self, upstream: Upstream) -> None:
+        """We lack what a connection takes: that says nothing about the engine. Idle connections make room for the next."""
+        exchange = upstream.exchange
+        upstream.drop()
+        self._drop_idle()
+        if exchange is not None:
+            self.refused(exchange, IGNORED, NO_CONNECTION)
 
     def ended(self, exchange: Exchange, outcome: int) -> None:
         """The answer reached its end, well or with an error event."""
         exchange.upstream = None
         dispatcher = self.dispatcher
-        dispatcher.finished(exchange, outcome, self.now())
+        now = self.now()
+        dispatcher.finished(exchange, outcome, now)
+        if self.access_log is not None:
+            self.access_log.record(exchange, outcome, now)
         exchange.client.done(exchange)
         if dispatcher.effects:  # others come last: what goes wrong with them must not keep this one from its end
             self.apply_effects()
@@ -189,6 +220,7 @@ class DataPlane:
         exchange.upstream = None
         self.counters.cut_off += 1
         self.dispatcher.finished(exchange, outcome, self.now())
+        self.log_end(exchange, outcome)
         exchange.client.cut_off()
         self.apply_effects()
 
@@ -218,9 +250,18 @@ class DataPlane:
         self.counters.left += 1
         upstream, exchange.upstream = exchange.upstream, None
         if upstream is not None:
+            if exchange.events >= 0:
+                exchange.events = upstream.events
             upstream.drop()
         self.dispatcher.left(exchange, self.now())
+        self.log_end(exchange, CLIENT_GONE)
         self.apply_effects()
+
+    def log_end(self, exchange: Exchange, outcome: int | str) -> None:
+        """A request has come to an end that is not the usual one. Its body is not kept for its line."""
+        exchange.body = b""
+        if self.access_log is not None:
+            self.access_log.record(exchange, outcome, self.now())
 
     def apply_effects(self) -> None:
         """Carry out what the dispatcher decided about waiting requests. An error of ours cuts off the request it happened

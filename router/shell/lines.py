@@ -18,7 +18,7 @@ CRLF: Final = b"\r\n"
 
 # Kinds of special lines; a line of no kind is forwarded as it came.
 (LENGTH, CODING, CONNECTION, KEEP_ALIVE, HOST, REQUEST_ID) = range(1, 7)
-(EXPECT, DROPPED, MODEL, ENCODING, CONTENT, FORWARDED) = range(7, 13)
+(EXPECT, DROPPED, MODEL, ENCODING, CONTENT, FORWARDED, UPGRADE, PATIENCE) = range(7, 15)
 
 KINDS: Final = {
     b"content-length": LENGTH,
@@ -31,6 +31,7 @@ KINDS: Final = {
     b"content-encoding": ENCODING,
     b"content-type": CONTENT,
     b"x-forwarded-for": FORWARDED,
+    b"x-queue-timeout-s": PATIENCE,
     # Hop-by-hop, or ours to write, or a name that CGI-like engines take for a framing header.
     b"keep-alive": DROPPED,
     b"proxy-connection": DROPPED,
@@ -38,7 +39,7 @@ KINDS: Final = {
     b"proxy-authorization": DROPPED,
     b"te": DROPPED,
     b"trailer": DROPPED,
-    b"upgrade": DROPPED,
+    b"upgrade": UPGRADE,
     b"http2-settings": DROPPED,
     b"x-client-request-id": DROPPED,
     b"content_length": DROPPED,
@@ -54,12 +55,15 @@ PROTECTED: Final = frozenset(
 """A `Connection` header that names one of these would make us drop what the message hangs on: refused."""
 
 PLAIN_OPTIONS: Final = frozenset((b"close", b"keep-alive", b""))
+GRPC: Final = b"application/grpc"
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _VALUE = rb"[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?"
 _line = re.compile(rb"(" + TOKEN + rb"):[ \t]*(" + _VALUE + rb")?[ \t]*").fullmatch
 _visible = re.compile(rb"[\x21-\x7e]{1,128}").fullmatch
 _length = re.compile(rb"0|[1-9][0-9]{0,14}").fullmatch
+names_host = re.compile(rb"(?:[A-Za-z0-9._~%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?").fullmatch
+_patience = re.compile(rb"[0-9]{1,6}(?:\.[0-9]{1,6})?").fullmatch
 
 Special = tuple[int, Any, bytes]
 
@@ -109,13 +113,19 @@ def _judged(kind: int, value: bytes, line: bytes) -> Special | None:
         if value.lower() == b"keep-alive":
             return (KEEP_ALIVE, None, line)
         return (CONNECTION, frozenset(option.strip(b" \t") for option in value.lower().split(b",")), line)
+    if kind == HOST:  # counted: one that names no host counts as two, so it is never "exactly one"
+        return (HOST, 1 if not value or names_host(value) else 2, line)
+    if kind == PATIENCE:
+        return (PATIENCE, float(value) if _patience(value) and float(value) > 0 else None, line)
+    if kind == UPGRADE:
+        return (UPGRADE, frozenset(each.strip(b" \t").partition(b"/")[0] for each in value.lower().split(b",")), line)
     if kind == REQUEST_ID:
         return (REQUEST_ID, None, line)  # not what can be handed on: treated as none
     if kind == ENCODING:
         return None if value.lower() in (b"identity", b"") else (ENCODING, value, line)
     if kind == CONTENT:
         lowered = value.lower()
-        told = lowered.startswith((b"multipart/", b"text/event-stream"))
+        told = lowered.startswith((b"multipart/", b"text/event-stream", GRPC))
         return (CONTENT, value, line) if told else None
     return (kind, value, line)
 

@@ -7,34 +7,45 @@ import asyncio
 import logging
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import structlog
-from structlog.types import Processor
+from structlog.types import EventDict, Processor
 
 LOOK_EVERY_S = 0.25
 
 log = structlog.get_logger(part="health")
 
 
-def configure_logs(level: str) -> None:
-    """JSON lines from `level` on; other libraries' warnings come as lines of the same kind."""
+def configure_logs(level: str, router: str | None = None) -> None:
+    """JSON lines from `level` on; other libraries' warnings come as lines of the same kind. `router`: which of several
+    workers says it.
+    """
     common: list[Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
+    if router is not None:
+        common.append(partial(_signed, router))
     as_json = structlog.processors.JSONRenderer(default=str)
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*common, as_json],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # a line is one write: workers share the stream
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=as_json, foreign_pre_chain=common))
     logging.basicConfig(handlers=[handler], level=max(least, logging.WARNING))
+
+
+def _signed(router: str, logger: object, method: str, event: EventDict) -> EventDict:
+    """A processor: the worker's name."""
+    event.setdefault("router", router)
+    return event
 
 
 class Seen(Protocol):

@@ -49,6 +49,13 @@ CONNECTIONS = {
 }
 
 
+class Dropping(Protocol):
+    """The access log as far as the page sees it."""
+
+    @property
+    def dropped(self) -> int: ...
+
+
 class Counting(Protocol):
     """The data plane as far as the page sees it."""
 
@@ -58,6 +65,8 @@ class Counting(Protocol):
     def clients(self) -> Sized: ...
     @property
     def memory(self) -> BodyMemory: ...
+    @property
+    def access_log(self) -> Dropping | None: ...
 
 
 class MetricsPage(Collector):
@@ -103,6 +112,13 @@ class MetricsPage(Collector):
         yield from (epochs, revisions)
         for name, text in {**COUNTERS, **CONNECTIONS}.items():
             yield CounterMetricFamily(f"{PREFIX}_{name}", text, value=getattr(counters, name))
+        access_log = self._plane.access_log
+        if access_log is not None:
+            yield CounterMetricFamily(
+                f"{PREFIX}_access_log_dropped",
+                "Lines of the access log that were not written",
+                value=access_log.dropped,
+            )
         yield GaugeMetricFamily(
             f"{PREFIX}_open_client_connections", "Client connections that are open", value=len(self._plane.clients)
         )

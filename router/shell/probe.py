@@ -17,6 +17,8 @@ from typing import Protocol
 
 import aiohttp
 
+from router.shell.descriptors import is_our_want
+
 INTERVAL_S = 0.25
 """Between two probes of one endpoint. A small engine loads in 0.1 s, so a slower pace would be seen in its start
 time."""
@@ -135,12 +137,16 @@ class Prober:
                 ok = await answers(session, endpoint, self._timeout_s)
         finally:
             self._running.discard(endpoint.id)
-        if self._sink.endpoints.get(endpoint.id) is endpoint:  # it may have left the table, or come back as another
+        if (
+            ok is not None and self._sink.endpoints.get(endpoint.id) is endpoint
+        ):  # it may have left the table, or come back as another
             self._sink.probed(endpoint.id, ok, asyncio.get_running_loop().time())
 
 
-async def answers(session: aiohttp.ClientSession, endpoint: Probed, timeout_s: float = TIMEOUT_S) -> bool:
-    """Whether the endpoint says that it is ready, within `timeout_s`."""
+async def answers(session: aiohttp.ClientSession, endpoint: Probed, timeout_s: float = TIMEOUT_S) -> bool | None:
+    """Whether the endpoint says that it is ready, within `timeout_s`; None = it could not be asked for want of a file
+    descriptor or the like, which says nothing about it.
+    """
     path = HEALTH_PATHS.get(endpoint.engine)
     try:
         async with asyncio.timeout(timeout_s):
@@ -151,5 +157,9 @@ async def answers(session: aiohttp.ClientSession, endpoint: Probed, timeout_s: f
             url = base_url(endpoint.host, endpoint.port) + path
             async with session.get(url, allow_redirects=False) as response:
                 return response.status == 200
-    except (OSError, TimeoutError, aiohttp.ClientError, ValueError):
+    except TimeoutError:  # an OSError too
+        return False
+    except OSError as error:
+        return None if is_our_want(error) else False
+    except (aiohttp.ClientError, ValueError):
         return False  # ValueError: a name that cannot be encoded for DNS

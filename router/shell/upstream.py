@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from router.shell.http import DataPlane
 
 INTERIM_MAX: Final = 8
+"""So many 1xx heads may stand before an answer, in one read or in many."""
 
 
 class Upstream(EndingConnection):
@@ -119,7 +120,7 @@ class Upstream(EndingConnection):
         if self._part:
             data = self._part + data
             self._part = b""
-        for _ in range(INTERIM_MAX):
+        while True:
             end = data.find(END)
             if end < 0 or end > HEAD_MAX:
                 if len(data) > HEAD_MAX:
@@ -136,11 +137,14 @@ class Upstream(EndingConnection):
             if head.status >= 200:
                 self._answer(head, data)
                 return
-            if head.status == 101:  # an upgrade that nobody asked for: Upgrade is not forwarded
-                break
+            if self._interim_of is not self.exchange:
+                self._interim_of, self._interims = self.exchange, 0
+            self._interims += 1
+            if head.status == 101 or self._interims > INTERIM_MAX:  # 101: an upgrade that nobody asked for
+                self._broken()
+                return
             if not data:
                 return
-        self._broken()
 
     def _spared(self, head: AnswerHead, rest: bytes) -> bool:
         """The engine says that it is full. True when the request goes elsewhere, or waits, and nothing is passed on."""
@@ -166,9 +170,10 @@ class Upstream(EndingConnection):
         assert exchange is not None
         plane = self.plane
         self.stamp = plane.tick
-        status = self._status = head.status
+        status = head.status
         if status in SATURATED_ANSWERS and self._spared(head, rest):
             return
+        self._status = exchange.status = status
         self._reusable = head.keep
         asked = exchange.head
         bodiless = head.bodiless or asked.line.method == b"HEAD"
@@ -185,7 +190,7 @@ class Upstream(EndingConnection):
             plane.memory.give_up(exchange)
         stream = head.events and status == 200
         if not (stream and head.chunked):
-            self.first_at = plane.now()
+            self.first_at = exchange.first_at = plane.now()
             exchange.model.meter.ttft.observe(self.first_at - exchange.arrived_at)
         if bodiless:
             self._write(first)
@@ -218,6 +223,8 @@ class Upstream(EndingConnection):
         self.groups = Regrouping() if stream else None
         self.meter = exchange.model.meter
         self.events = 0
+        if stream:
+            exchange.events = 0
 
     def _answer_chunked(self, first: bytes, rest: bytes, stream: bool) -> None:
         """A chunked answer begins; nothing is forwarded before its first bytes are found to be well framed."""
@@ -251,6 +258,7 @@ class Upstream(EndingConnection):
         chunks = self._chunks
         assert chunks is not None
         body = chunks.take()
+        data = self._up_to_end(data)
         if self.state == CHUNKED:
             self._write(first + data)
         else:
@@ -260,7 +268,14 @@ class Upstream(EndingConnection):
         if chunks.ended:
             if self.state == UNCHUNK and self.groups is not None:
                 self._write(self.groups.rest(b""))
-            self._finish(self._reusable and data.endswith(b"\n"))
+            self._finish(self._reusable)
+
+    def _up_to_end(self, data: bytes) -> bytes:
+        """What of a read belongs to the chunks; a connection with a surplus is not used again."""
+        assert self._chunks is not None
+        mine = self._chunks.up_to_end(data)
+        self._reusable = self._reusable and len(mine) == len(data)
+        return mine
 
     def _unchunked(self, body: bytes) -> None:
         """Body bytes for a client that gets no chunks; of an event stream only whole events."""
@@ -284,7 +299,7 @@ class Upstream(EndingConnection):
         assert groups is not None
         if chunks.ended or not only_comments(chunks.pieces):
             self.state = EVENTS
-            self.first_at = self.plane.now()
+            self.first_at = exchange.first_at = self.plane.now()
             self.meter.ttft.observe(self.first_at - exchange.arrived_at)
             self.plane.dispatcher.first_event(self.endpoint, exchange, self.first_at)
             if form_of(exchange.head.line.target).numbered:
@@ -313,7 +328,7 @@ class Upstream(EndingConnection):
             return
         rest = self._counted(groups.rest(body))
         if through:  # the client stands between chunks: the end may pass as it came, trailers and all
-            self._write(first + data)
+            self._write(first + self._up_to_end(data))
         else:
             self._write(first + (chunk(rest) if rest else b"") + TERMINAL)
-        self._finish(self._reusable and data.endswith(b"\n"))
+        self._finish(self._reusable)

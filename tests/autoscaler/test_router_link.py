@@ -123,6 +123,7 @@ async def test_a_table_is_sent_when_it_changed_and_every_second(
     assert [e["id"] for e in routers[0].tables[-1]["endpoints"]] == ["r1", "r2"]
 
 
+@pytest.mark.fault("R28")
 async def test_every_router_gets_it_and_drained_is_the_word_of_all(routers: tuple[FakeRouter, FakeRouter]) -> None:
     link = HttpRouterLink([fake.url for fake in routers], author(1), start_times)
     rows = (a_replica("r1", "draining"), a_replica("r2"))
@@ -134,6 +135,7 @@ async def test_every_router_gets_it_and_drained_is_the_word_of_all(routers: tupl
     await link.close()
 
 
+@pytest.mark.fault("R28")
 async def test_an_unreachable_router_acknowledges_nothing_and_is_asked_again(
     routers: tuple[FakeRouter, FakeRouter],
 ) -> None:

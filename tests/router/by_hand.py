@@ -32,6 +32,9 @@ class Hand:
     def abort(self) -> None:
         self.done.append("abort")
 
+    def is_closing(self) -> bool:
+        return bool({"close", "abort"}.intersection(self.done))
+
     def pause_reading(self) -> None:
         self.done.append("pause reading")
 
@@ -45,8 +48,8 @@ class Hand:
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def get_extra_info(self, name: str) -> tuple[str, int]:
-        return ("127.0.0.1", 1)
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return ("127.0.0.1", 1) if name == "peername" else None
 
 
 def plane(limits: Limits | None = None) -> DataPlane:

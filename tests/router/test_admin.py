@@ -16,7 +16,7 @@ import pytest
 from router.core.dispatcher import Dispatcher
 from router.model import EndpointIntent, IntentTable, ModelIntent
 from router.shell.admin import TABLE_BYTES_MAX, WAITERS_MAX, Admin, Wakes
-from router.shell.server import admin_site
+from router.shell.admin_site import admin_site
 from router.shell.sockets import address, listening
 
 ENDPOINT = EndpointIntent(id="m-full-1", url="http://127.0.0.1:1", model="m", engine="vllm", limit=4, capacity=4.0)

@@ -29,6 +29,8 @@ def test_the_help_has_an_example_and_every_flag(capsys: pytest.CaptureFixture[st
         "--admin-port",
         "--admin-token-file",
         "--state-dir",
+        "--workers",
+        "--access-log",
         "--name",
         "--log-level",
         "--max-concurrent-requests",
@@ -58,6 +60,7 @@ def test_help_needs_none_of_the_heavy_libraries() -> None:
             "tidegate router: --worker-urls: '127.0.0.1' is not of the form",
         ),
         (["--admin-token-file", "absent"], "tidegate router: --admin-token-file: absent cannot be read"),
+        (["--workers", "0"], "tidegate router: --workers: 0 is out of bounds; allowed: 1 to 256"),
         (["--log-level", "loud"], "tidegate router: --log-level: 'loud' is not a level"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 from router.shell.framing import ChunkedBody
 from router.shell.http import Limits
+from router.shell.large_body import STEP_MIN
 from tests.router.by_hand import client, plane
 from tests.router.wire import SSE_HEAD, Received, Site, chunk, event, json_answer, on_uvloop, post, until
 
@@ -47,7 +48,7 @@ async def test_a_refused_large_body_is_given_back_once() -> None:
     of.dispatcher.names.clear()  # whatever is dispatched now would be refused at once, and so end a second time
     refused, transport = client(of)
     refused.data_received(head_of(1 << 20) + b"x" * 1000)
-    assert (of.memory.held, transport.done) == (1 << 20, ["BufferedBody"])
+    assert (of.memory.held, transport.done) == (1000 + STEP_MIN, ["BufferedBody"])
     of.tick += 200
     of.driver.beat()
     assert (of.memory.held, transport.done) == (0, ["BufferedBody", "Client", "eof"])
@@ -65,11 +66,11 @@ async def test_every_way_a_body_can_come_counts_while_it_is_held_and_nothing_cou
     small.data_received(post(b"x" * 1000))
     assert of.memory.held == 1000
     several.data_received(post(b"x" * 2000)[:-500])
-    assert of.memory.held == 3000
+    assert of.memory.held + of.memory.promised == 3000
     several.data_received(b"x" * 500)
-    assert of.memory.held == 3000  # it waits in the queue now, and is still held
+    assert (of.memory.held, of.memory.promised) == (3000, 0)  # it waits in the queue now, and is still held
     large.data_received(head_of(1 << 20))
-    assert of.memory.held == 3000 + (1 << 20)
+    assert of.memory.held == 3000 + STEP_MIN
     large.connection_lost(None)
     chunked.data_received(CHUNKED)
     for number in range(4):
@@ -81,6 +82,7 @@ async def test_every_way_a_body_can_come_counts_while_it_is_held_and_nothing_cou
     assert of.dispatcher.model_states()[0].queue.bytes == 0
 
 
+@pytest.mark.fault("R13")
 @on_uvloop
 async def test_the_bound_holds_for_any_kind_of_body() -> None:
     of = plane(Limits(bodies_total_bytes=10_000))
@@ -208,3 +210,14 @@ async def test_a_chunked_body_is_freed_at_once_however_it_ends() -> None:
             assert [each for each in gc.get_objects() if isinstance(each, ChunkedBody)] == []
     finally:
         gc.enable()
+
+
+@pytest.mark.fault("R14")
+@on_uvloop
+async def test_a_body_of_64_mib_passes() -> None:
+    async with Site(json_answer()) as site:
+        site.engines[0].behaviour = json_answer()
+        body = b'{"model":"m"}'.ljust(64 << 20)
+        assert (await site.ask(post(body))).status == 200
+        assert site.engines[0].received[0].body == body
+        await site.settled()

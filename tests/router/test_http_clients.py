@@ -91,6 +91,7 @@ async def stream(received: Received, writer: asyncio.StreamWriter) -> None:
     await received.gone.wait()
 
 
+@pytest.mark.fault("R13")
 @pytest.mark.parametrize("surplus", [PIPELINED_MAX + 1, 4 * PIPELINED_MAX])
 @on_uvloop
 async def test_more_pipelined_bytes_than_are_kept_end_the_connection_and_its_generation(surplus: int) -> None:

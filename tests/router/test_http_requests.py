@@ -129,6 +129,7 @@ async def test_local_pages() -> None:
         assert (await caller.ask(get.format("/health").encode())).status == 200
 
 
+@pytest.mark.fault("R16")
 @on_uvloop
 async def test_paths_and_queries_pass_byte_for_byte() -> None:
     async with Site(json_answer()) as site:
@@ -253,6 +254,7 @@ async def test_large_bodies_small_ones_and_large_ones_on_one_connection() -> Non
         await site.settled()
 
 
+@pytest.mark.fault("R14")
 @on_uvloop
 async def test_limits_are_named_in_the_answer() -> None:
     limits = Limits(body_bytes=1000, bodies_total_bytes=10)
@@ -294,6 +296,26 @@ async def test_an_alias_reaches_the_engine_as_the_models_own_name() -> None:
         assert json.loads(site.engines[0].received[2].body)["model"] == "theirs"
 
 
+@on_uvloop
+async def test_trace_headers_pass_untouched_each_way_and_at_each_attempt() -> None:
+    context = (
+        "TraceParent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "tracestate: congo=t61rcWkgMzE,rojo=00f067aa0ba902b7",
+        "tracestate: more=1",
+        "baggage: userId=a%20b",
+    )
+    refused = raw_answer(b"", abort=True)
+    async with Site(refused, refused, json_answer(), routing={"retries": {"idempotent": True}}) as site:
+        for _ in range(4):
+            await site.ask(post(b'{"model":"m"}', *context))
+        got = [received for engine in site.engines for received in engine.received]
+        assert len(got) > 4
+        for received in got:
+            lines = received.head.decode().split("\r\n")
+            assert [line for line in lines if line.lower().startswith(("trace", "baggage"))] == list(context)
+
+
+@pytest.mark.fault("R9")
 @on_uvloop
 async def test_while_draining_each_answer_closes_its_connection() -> None:
     """Else clients that keep their connections send on until the bound, and then lose what is in flight."""

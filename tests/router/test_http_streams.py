@@ -56,6 +56,7 @@ async def test_events_pass_as_they_come_and_are_counted() -> None:
         assert site.dispatcher.endpoints["e0"].outcomes == {"success": 2}
 
 
+@pytest.mark.fault("R12")
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n\r\n", b"\n\n\r\n\r\n"])
 @on_uvloop
 @pytest.mark.fault("R12")
@@ -166,6 +167,7 @@ async def test_a_chunked_answer_without_events_that_dies_is_cut_not_completed() 
         await site.settled()
 
 
+@pytest.mark.fault("R14")
 @on_uvloop
 @pytest.mark.fault("R13", "R14")
 async def test_an_event_beyond_the_bound_is_forwarded_in_parts() -> None:

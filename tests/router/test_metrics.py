@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, field
 
+import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,9 +14,11 @@ from router.core.dispatcher import Dispatcher
 from router.core.endpoints import CUT, OUTCOMES, SUCCESS, Endpoint
 from router.core.requests import Request
 from router.model import EndpointIntent, EngineLoad, IntentTable, ModelIntent, QueueBounds, Routing
+from router.shell.access_log import AccessLog
 from router.shell.http import Counters
 from router.shell.memory import BodyMemory
 from router.shell.metrics import COUNTERS, PREFIX, MetricsPage
+from tests.router.wire import Site, json_answer, on_uvloop, post
 
 
 @dataclass
@@ -24,6 +28,7 @@ class Plane:
     counters: Counters = field(default_factory=Counters)
     clients: set[int] = field(default_factory=set)
     memory: BodyMemory = field(default_factory=lambda: BodyMemory(1 << 20))
+    access_log: AccessLog | None = None
 
 
 def dispatcher() -> Dispatcher:
@@ -220,3 +225,36 @@ def test_refusals_of_no_model_and_of_one_that_is_gone_are_on_the_page_under_no_m
 
 def test_the_bytes_of_bodies_that_are_held_are_on_the_page() -> None:
     assert families(dispatcher(), Plane(memory=BodyMemory(100)))[f"{PREFIX}_body_bytes"].samples[0].value == 0.0
+
+
+def series(site: Site) -> set[tuple[str, ...]]:
+    """Every name with its labels on the page."""
+    page, _ = MetricsPage(site.dispatcher, site.plane, asyncio.get_running_loop().time).page()
+    return {
+        (sample.name, *(f"{label}={value}" for label, value in sorted(sample.labels.items())))
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+@pytest.mark.fault("R27")
+@on_uvloop
+async def test_what_clients_send_makes_no_series() -> None:
+    async with Site(json_answer(), limit=4) as site:
+        caller = await site.call()
+
+        async def ask(number: int) -> None:
+            name = b"m" if number % 2 else b"made-up-%d" % number
+            fields = [f"{name}: client-{number}" for name in ("x-tenant", "x-priority", "x-request-id", "user-agent")]
+            answer = await caller.ask(
+                post(b'{"model":"%b","user":"u-%d"}' % (name, number), *fields, path=f"/p{number}")
+            )
+            assert answer.status == (200 if number % 2 else 404)
+
+        for number in (0, 1):
+            await ask(number)
+        before = series(site)
+        for number in range(2, 1002):
+            await ask(number)
+        assert series(site) == before
+        assert not [row for row in before if "made-up" in str(row) or "client-" in str(row) or "/p" in str(row)]

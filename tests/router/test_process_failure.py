@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 
 import pytest
 
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.processes
 SLOW = ("--decode-tokens-per-s", "50")
 
 
+@pytest.mark.fault("R11")
 async def test_an_engine_killed_in_the_middle_of_a_stream(processes: Processes) -> None:
     async with fleet(processes) as ours:
         engines = {name: await ours.engine(name, *SLOW) for name in ("a", "b")}
@@ -52,9 +54,13 @@ async def test_an_engine_killed_in_the_middle_of_a_stream(processes: Processes) 
         assert sorted(row["tokens"] for row in engines[kept].generations()) == [2, 2, 2, 50]
 
 
+@pytest.mark.fault("R9")
 async def test_a_drained_endpoint_ends_its_stream_and_gets_nothing_new(processes: Processes) -> None:
     async with fleet(processes) as ours:
-        old = await ours.engine("old", *SLOW)
+        old, new = (
+            await ours.engine("old", *SLOW),
+            await ours.engine("new", *SLOW),
+        )  # before the stream: a start takes time
         await ours.start_router()
         await ours.put(old.endpoint())
         await ours.healths(old="ready")
@@ -62,7 +68,6 @@ async def test_a_drained_endpoint_ends_its_stream_and_gets_nothing_new(processes
         async with asyncio.TaskGroup() as group:
             group.create_task(ours.stream(long, 100))
             await long.begun.wait()
-            new = await ours.engine("new", *SLOW)
             table = (old.endpoint(intent="draining"), new.endpoint())
             answer = await ours.put(*table)
             assert answer["endpoints"]["old"] == {"in_flight": 1, "drained": False, "health": "ready"}
@@ -76,6 +81,39 @@ async def test_a_drained_endpoint_ends_its_stream_and_gets_nothing_new(processes
         assert answer["endpoints"]["old"] == {"in_flight": 0, "drained": True, "health": "ready"}
         assert [row["tokens"] for row in old.generations()] == [100]
         assert [row["tokens"] for row in new.generations()] == [2] * 4
+
+
+@pytest.mark.fault("R7", "R9")
+async def test_an_engine_that_hangs_on_sigterm_cuts_nothing_when_drained_first(processes: Processes) -> None:
+    """vLLM: its port closes, its streams fall silent, and it stays until it is killed. Told too early, the stream ends with
+    an error event at the bound between bytes; told when the drain is acknowledged, nobody notices.
+    """
+    bounds = {"routing": {"timeouts": {"between_bytes_s": 0.5}}}
+    async with fleet(processes) as ours:
+        await ours.start_router()
+        engines = [await ours.engine(name, *SLOW, "--sigterm", "hang") for name in ("early", "late")]
+        for engine in engines:
+            drain = engine.id == "late"
+            await ours.put(engine.endpoint(), **bounds)
+            await ours.healths(**{engine.id: "ready"})
+            stream = Stream()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ours.stream(stream, 60 if drain else 4000))
+                await stream.begun.wait()
+                if drain:
+                    row = engine.endpoint(intent="draining")
+                    answer = await ours.put(row, **bounds)
+                    while not answer["endpoints"]["late"]["drained"]:
+                        await asyncio.sleep(0.02)
+                        answer = await ours.put_again(row, **bounds)
+                engine.process.signal(signal.SIGTERM)
+            last = stream.events()[-1]
+            if drain:
+                assert (last, stream.words()) == (b"data: [DONE]", 60)
+            else:
+                assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == 504
+            assert engine.process.running
+            engine.process.kill()
 
 
 async def test_a_client_that_leaves_frees_its_slot_and_stops_the_generation(processes: Processes) -> None:

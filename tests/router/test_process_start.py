@@ -42,6 +42,10 @@ def test_a_file_that_cannot_be_used_ends_the_start_with_one_line(processes: Proc
         "absent.yaml": (None, "absent.yaml: cannot be read: No such file or directory"),
         "broken.yaml": ("models: [", "broken.yaml: line "),
         "unknown.yaml": ("modles: []", "unknown.yaml: `modles`: []: unknown field; did you mean `models`?"),
+        "policy.yaml": (
+            "apiVersion: x/v1\nkind: ScalingPolicy\nspec: {}\n",
+            "`tidegate controller --local -f policy.yaml`",
+        ),
         "value.yaml": ("share: 2", "value.yaml: `share`: 2; expected float <= 1.0"),
     }
     running = {}
@@ -90,6 +94,7 @@ async def test_worker_urls_are_enough(processes: Processes) -> None:
         assert (await ours.load())["endpoints"][id_]["limit"] == 3
 
 
+@pytest.mark.fault("R9")
 async def test_sigterm_lets_a_stream_end_and_exits_with_0(processes: Processes) -> None:
     async with fleet(processes) as ours:
         engine = await ours.engine("a", "--decode-tokens-per-s", "50")
@@ -130,6 +135,7 @@ async def test_a_second_signal_does_not_wait(processes: Processes) -> None:
         assert any("requests cut" in line for line in router.process.stderr)
 
 
+@pytest.mark.fault("R28")
 async def test_a_restarted_router_starts_from_the_tables_it_was_sent(processes: Processes, tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path / "state"))
     async with fleet(processes) as ours:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from router.errors import BadInput
 from router.settings import Settings, WorkerTable, is_loopback, read_token
+from router.shell.control import Line, Message
 
 
 def test_the_defaults_listen_on_loopback_only() -> None:
@@ -117,3 +120,48 @@ def test_a_file_and_worker_urls_exclude_each_other(tmp_path: Path) -> None:
     table = WorkerTable(urls=("http://127.0.0.1:8000",), model="m").table()
     with pytest.raises(BadInput, match="--worker-urls: not together with -f"):
         Settings(file=tmp_path / "router.yaml", table=table)
+
+
+def test_a_worker_has_a_name_a_port_a_folder_and_a_share_of_its_own() -> None:
+    settings = Settings(workers=4, name="edge", admin_port=0)
+    told = settings.for_worker(2, 9192, Path("state/worker-2"))
+    assert (told.name, told.admin_port, told.state_dir, told.share, told.workers) == (
+        "edge-2",
+        9192,
+        Path("state/worker-2"),
+        0.25,
+        1,
+    )
+    assert Settings(workers=4).for_worker(0, 9190, Path("s")).name == "router-9190"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workers": 0}, "--workers: 0 is out of bounds; allowed: 1 to 256"),
+        ({"workers": 257}, "--workers: 257 is out of bounds"),
+        (
+            {"workers": 2, "admin_port": 65535},
+            "--admin-port: 65535 leaves no room for 2 workers, who take one port each",
+        ),
+        ({"access_log": ""}, "--access-log: '' is no file; allowed: a file, - "),
+    ],
+)
+def test_workers_and_the_log_have_bounds(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
+        Settings(**changes)
+
+
+async def test_settings_reach_a_worker_as_they_are() -> None:
+    ours, theirs = socket.socketpair()
+    table = WorkerTable(urls=("http://127.0.0.1:1",), model="m").table()
+    told = Settings(name="w", state_dir=Path("a/b"), table=table, admin_token="x" * 20, share=0.5)
+    parent, worker = await Line.over(ours), await Line.over(theirs)
+    parent.say_settings(told)
+    parent.say("go", "http://127.0.0.1:2")
+    assert await worker.hear_settings() == told
+    assert await worker.hear() == Message(what="go", urls=("http://127.0.0.1:2",))
+    parent.close()
+    assert await worker.hear() is None
+    worker.say("ready")
+    worker.close()

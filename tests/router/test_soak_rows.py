@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import random
 import signal
+import sys
 
 import pytest
 
-from router.core.endpoints import TIMEOUT
+from router.core.endpoints import CUT, TIMEOUT
 from tests.processes import Processes
 from tests.router.core.story import Story, endpoint
 from tests.router.fleet import fleet
@@ -112,3 +115,33 @@ async def test_a_pool_that_fails_every_request_is_never_ejected_whole() -> None:
             engine.behaviour = json_answer()
         assert [(await site.ask(post())).status for _ in range(10)] == [200] * 10
         await site.settled()
+
+
+def test_the_core_holds_nothing_of_requests_that_are_over() -> None:
+    story = Story(endpoint("a", limit=2), endpoint("b", limit=2), routing={"retries": {"idempotent": True}})
+    rng = random.Random(1)
+
+    def round_of_requests() -> int:
+        """200 bursts of requests that wait, leave, fail, are answered; gives the number of allocated blocks when all are over."""
+        for number in range(200):
+            made = [story.arrive()[0] for _ in range(rng.randint(1, 9))]
+            while made:
+                story.started()
+                one = made.pop(rng.randrange(len(made)))
+                if one.endpoint is None or rng.random() < 0.2:
+                    story.dispatcher.left(one, story.now)
+                elif rng.random() < 0.1:
+                    story.fail(one, CUT, sent=True)
+                    story.dispatcher.left(one, story.now)
+                else:
+                    story.end(one)
+            if number % 8 == 0:
+                story.later(0.25)
+        story.later(120)  # pauses, and the per-second counts of the last two minutes
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    warm = [round_of_requests() for _ in range(4)][-1]
+    later = [round_of_requests() for _ in range(4)][-1]
+    assert story.dispatcher.model_states()[0].in_flight == 0
+    assert later - warm < 300, "4,000 requests later"

@@ -224,3 +224,31 @@ async def test_sighup_reloads_even_an_unchanged_file(tmp_path: Path) -> None:
     watching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watching
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: tidegate.dev/v1alpha1\nkind: ScalingPolicy\nmetadata: {name: m}\n",
+        "kind: 'ScalingPolicy'\n---\nkind: ScalingPolicy\n",
+        '{"kind": "ScalingPolicy", "spec": {}}',
+        '{\n  "kind" : "ScalingPolicy"}',
+    ],
+)
+def test_a_policy_is_told_from_a_table_and_where_it_belongs(text: str) -> None:
+    with pytest.raises(BadTable) as caught:
+        parse_document(text.encode(), "p.yaml")
+    assert str(caught.value).startswith("p.yaml: `kind`: ScalingPolicy: a policy says how many replicas")
+    assert "`tidegate controller --local -f p.yaml`" in str(caught.value)
+    assert "allowed here: an intent table" in str(caught.value)
+
+
+def test_a_share_divides_the_files_own(tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("share: 0.5\n" + GOOD.replace("limit: 2", "limit: 40"))
+    holder = dispatcher()
+    static = StaticTable(path, holder, share=0.25)
+    static.load(0.0)
+    assert (holder.tables()["t.yaml"].share, holder.endpoints["a"].limit) == (0.125, 5)
+    static.load(1.0)
+    assert holder.tables()["t.yaml"].revision == 0, "read again, and nothing changed"

@@ -210,7 +210,7 @@ async def test_a_stream_that_ends_with_the_connection(sent: bytes, error: Except
 
 COUNTED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 500\r\n\r\n"
 GZIP = SSE_HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
-REFUSED = SSE_HEAD.replace(b"200 OK", b"503 Service Unavailable")
+REFUSED = SSE_HEAD.replace(b"200 OK", b"500 Internal Server Error")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import uvloop
 
 from router.core.dispatcher import Dispatcher
 from router.model import table_from
+from router.shell.client import Client
 from router.shell.http import DataPlane, Limits
 
 DONE = b"data: [DONE]\n\n"
@@ -192,10 +193,11 @@ class Caller:
             return made
         try:
             if fields.get("transfer-encoding") == "chunked":
-                while size := int((await self._line()).rstrip(b"\r\n"), 16):
+                while size := int((await self._line()).partition(b";")[0].rstrip(b"\r\n"), 16):
                     made.body += await self.reader.readexactly(size)
                     assert await self.reader.readexactly(2) == b"\r\n"
-                assert await self._line() == b"\r\n"
+                while await self._line() != b"\r\n":  # trailers
+                    pass
             elif "content-length" in fields:
                 made.body = await self.reader.readexactly(int(fields["content-length"]))
             else:
@@ -245,7 +247,9 @@ class Site:
         limit: int = 4,
         routing: dict[str, Any] | None = None,
         limits: Limits | None = None,
+        client: type[Client] = Client,
     ) -> None:
+        self.client = client
         self.engines = [Engine(behaviour) for behaviour in behaviours]
         self.limit, self.routing, self.limits = limit, routing or {}, limits
         self.callers: list[Caller] = []
@@ -257,7 +261,7 @@ class Site:
             await engine.start()
         self.dispatcher = Dispatcher(router="r", boot="boot", random=random.Random(3).random, now=loop.time())
         self.plane = DataPlane(self.dispatcher, loop, self.limits)
-        self.server = await loop.create_server(self.plane.protocol, "127.0.0.1", 0)
+        self.server = await loop.create_server(lambda: self.client(self.plane), "127.0.0.1", 0)
         self.port = self.server.sockets[0].getsockname()[1]
         self.plane.start()
         if self.engines:

@@ -27,6 +27,7 @@ PROBLEMS_MAX = 20
 """More are counted, not printed."""
 
 _TABLE = inspect.type_info(IntentTable)
+_POLICY = re.compile(rb"""^[ \t{,]*["']?kind["']?[ \t]*:[ \t]*["']?ScalingPolicy\b""", re.MULTILINE)
 _MESSAGE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\[\.\.\.\]")
 _FIELD = re.compile(r"`\$\.?([^`]*)`((?:\.\w+)?)")
@@ -38,6 +39,12 @@ def parse_document(text: bytes, name: str) -> IntentTable:
     `name`."""
     if len(text) > DOCUMENT_BYTES_MAX:
         raise BadTable(f"{name}: {len(text)} bytes; allowed: at most {DOCUMENT_BYTES_MAX}")
+    if _POLICY.search(text):
+        raise BadTable(
+            f"{name}: `kind`: ScalingPolicy: a policy says how many replicas there are to be, and is the controller's: "
+            f"`tidegate controller --local -f {name}` beside a `tidegate router` without -f; "
+            "allowed here: an intent table with `models` and `endpoints`"
+        )
     document = _plain(text, name)
     if not isinstance(document, dict):
         kind = "nothing" if document is None else type(document).__name__

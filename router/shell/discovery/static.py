@@ -29,12 +29,13 @@ Signature = tuple[int, int, int] | None
 
 
 class StaticTable:
-    """One file and the dispatcher it feeds. `poll_s`: how often `watch` looks at it; `looks`: how often it has, each look
-    done when it is counted; `source`: known after `load`.
+    """One file and the dispatcher it feeds. `share`: of every limit in it that this process may use; `poll_s`: how often
+    `watch` looks at it; `looks`: how often it has, each look done when it is counted; `source`: known after `load`.
     """
 
-    def __init__(self, path: Path, dispatcher: Dispatcher, poll_s: float = POLL_S) -> None:
+    def __init__(self, path: Path, dispatcher: Dispatcher, poll_s: float = POLL_S, share: float = 1.0) -> None:
         self._path = path
+        self._share = share
         self._dispatcher = dispatcher
         self._poll_s = poll_s
         self.looks = 0
@@ -51,7 +52,7 @@ class StaticTable:
                 f"{self._path.name}: `source`: {table.source!r}; allowed while running: {self.source!r}, as before"
             )
         held = self._dispatcher.tables().get(table.source)
-        following = successor(table, held)
+        following = successor(divided(table, self._share), held)
         try:
             self._dispatcher.apply(following, now)
         except RouterError as error:
@@ -96,6 +97,11 @@ def read_table(path: Path) -> IntentTable:
     except OSError as error:
         raise BadTable(f"{path}: cannot be read: {error.strerror or error}") from error
     return parse_document(text, path.name)
+
+
+def divided(table: IntentTable, share: float) -> IntentTable:
+    """The same table for one of several routers that have its endpoints in common."""
+    return table if share == 1.0 else msgspec.structs.replace(table, share=table.share * share)
 
 
 def successor(table: IntentTable, held: IntentTable | None) -> IntentTable:

@@ -57,6 +57,7 @@ def test_without_tenants_the_order_is_that_of_arrival() -> None:
     assert order(at) == made
 
 
+@pytest.mark.fault("R24")
 def test_a_burst_of_one_tenant_does_not_keep_the_others_waiting() -> None:
     at = story()
     for _ in range(6):
