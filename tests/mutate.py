@@ -103,9 +103,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description="undo fixes and see tests fail")
     parser.add_argument("--fault", action="append", help="only this row of the table of field faults; may be repeated")
     parser.add_argument("--only", help="only the file of this name, without .yaml")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the rows are (default tests/mutations)")
     parser.add_argument("--list", action="store_true", help="print the rows and do nothing")
     args = parser.parse_args()
-    chosen = [row for row in rows() if args.only in (None, row.source) and (not args.fault or row.fault in args.fault)]
+    chosen = [
+        row
+        for row in rows(args.folder)
+        if args.only in (None, row.source) and (not args.fault or row.fault in args.fault)
+    ]
     if args.list:
         for row in chosen:
             print(f"{row.fault:4} {row.file:32} {row.test}")

@@ -1,7 +1,7 @@
 """A real Triton Inference Server for one test: the one in the `nvidia-pytriton` wheel, in an environment of its own.
 
-It needs another numpy than ours, so it lives in `.venv-triton`, which `make engines-triton` makes; nothing of it is
-imported here. `Triton` serves two models, `echo` and `tokens`, whose code stands beside this file; each request leaves a
+It needs another numpy than ours, so it lives in `.venv-triton` (or where TIDEGATE_TRITON says), which `make
+engines-triton` makes; nothing of it is imported here. `Triton` serves two models, `echo` and `tokens`, whose code stands beside this file; each request leaves a
 line in a log, with the id that the router gave it.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from tests.processes import Processes, Running, free_port
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENT = HERE.parent.parent / ".venv-triton"
+ENVIRONMENT = Path(os.environ.get("TIDEGATE_TRITON", HERE.parent.parent / ".venv-triton"))
 
 ECHO = """
 backend: "python"
