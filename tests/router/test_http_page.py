@@ -11,6 +11,7 @@ from router.shell.memory import LET_IN_PART
 from tests.router.pages import PAGE
 
 
+@pytest.mark.fault("R14")
 def test_the_limits_on_the_page() -> None:
     limits, page = Limits(), PAGE.read_text(encoding="utf-8")
     for row in (
