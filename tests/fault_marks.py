@@ -51,7 +51,7 @@ def marked() -> dict[str, list[str]]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
     found: dict[str, list[str]] = defaultdict(list)
     for line in done.stdout.splitlines():
         if line.startswith(SIGN):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from router.shell.client import PIPELINED_MAX
 from router.shell.descriptors import clients_within
 from router.shell.driver import CROWDED_IDLE_S
