@@ -3,11 +3,13 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv
+TRITON := .venv-triton
+TRITON_PYTHON ?= $(shell for p in python3.12 python3.11 python3.10; do command -v $$p && break; done)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 ARGS ?=
 
-.PHONY: demo demo-trace test check format bench soak build clean
+.PHONY: demo demo-trace test engines-triton check format bench soak build clean
 
 demo: $(VENV)/.run  ## forecasts, pre-warms, routes and reports on real processes: make demo ARGS="--seed 2"
 	@$(BIN)/tidegate demo $(ARGS)
@@ -18,6 +20,9 @@ demo-trace: $(VENV)/.run  ## ten minutes of a recorded trace: make demo-trace TR
 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+engines-triton: $(VENV)/.dev $(TRITON)/.installed  ## the tests against a real Triton, which `make test` skips where it is not installed
+	$(BIN)/python -m pytest tests/engines/test_triton.py $(ARGS)
 
 check: $(VENV)/.dev  ## style, types, import rules, tidiness
 	$(BIN)/ruff check .
@@ -54,5 +59,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.run
 
+$(TRITON)/.installed: tests/engines/triton-constraints.txt
+	@echo "installing Triton for tests in $(TRITON) (370 MB)"
+	@test -n "$(TRITON_PYTHON)" || { echo "Triton needs Python 3.10 to 3.12; none found (name one with TRITON_PYTHON=...)" >&2; exit 2; }
+	@$(TRITON_PYTHON) -m venv $(TRITON)
+	@$(TRITON)/bin/python -m pip --disable-pip-version-check -q install -c $< nvidia-pytriton
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
