@@ -7,7 +7,7 @@ request of the tenant with the most in line for its weight, in the lowest band; 
 others out.
 
 Who leaves is only marked, its place is dropped when it comes to the head, so leaving is O(1) and the counts are right at
-once. No line holds more than twice its bound: marked places are swept when they are the majority. Each wait is filed in
+once. No list holds more than twice those who wait: marked places are swept when they are the majority. Each wait is filed in
 a histogram when it ends, by an endpoint, a refusal or the client's departure; a request that waits again after a failed
 attempt files the second wait by itself.
 
@@ -99,6 +99,8 @@ class Queue:
         del self.bands[bands:]
         if known.timeout_s != bounds.timeout_s:
             self._sweep()
+            for band in self.bands:
+                band.sweep()
 
     def has_room(self, size: int) -> bool:
         """Would a request of `size` bytes fit."""
@@ -229,8 +231,6 @@ class Queue:
         numbers = self._number
         self._due = [(request.deadline, next(numbers), request) for request in waiting]
         heapify(self._due)
-        for band in self.bands:
-            band.sweep()
 
 
 def full(queue: Queue, size: int, freed_per_s: float) -> Refusal:
