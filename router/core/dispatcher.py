@@ -27,7 +27,7 @@ from router.core.endpoints import CLIENT_GONE, SATURATED, SERVER_ERROR, SUCCESS,
 from router.core.models import Model
 from router.core.refusals import Refusal
 from router.core.requests import Request
-from router.core.upkeep import Upkeep
+from router.core.upkeep import AHEAD_MAX, Upkeep
 
 QUEUED: Final = "queued"
 PUSHED_MAX: Final = 8
@@ -122,14 +122,15 @@ class Dispatcher(Upkeep):
         assert endpoint is not None, "full without an endpoint"
         model = request.model
         limits.refused(endpoint, endpoint.in_flight - 1, now)
+        spared = endpoint.paused_until > 0  # not the first to come back since: who is picked from stays the same
         health.full(endpoint, status, retry_after_s, now)
+        if not spared:
+            model.refresh(now)
         rules = model.intent.routing.retries
         again = retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model
         if not again or not model.budget.spend(model.meter.asked_for(), rules.budget_percent):
-            model.refresh(now)
             return None
         self._release(request, endpoint, SATURATED, now)
-        model.refresh(now)
         request.tried = (*request.tried, endpoint)
         verdict = self._again(request, model, now)
         if model.queue.count:
@@ -198,8 +199,6 @@ class Dispatcher(Upkeep):
     def _enqueue(self, request: Request, model: Model, now: float) -> Verdict:
         """No slot now: wait, or be told why not."""
         queue = model.queue
-        if queue.count and model.candidates.sized is not None:
-            self._pump(model, now)  # whose prompt is too long for those that have room steps aside
         if queue.count and queue.count == len(queue.ahead):  # who waits wants a certain endpoint: no line to join
             endpoint = model.pick(request)
             if endpoint is not None:
@@ -221,6 +220,9 @@ class Dispatcher(Upkeep):
         queue.put(request, now)
         if queue.count == 1:
             self._wake_for(model, now, always=not model.existing)
+        ahead = len(queue.ahead)
+        if model.candidates.sized is not None and (queue.count - ahead == 1 or ahead >= AHEAD_MAX):
+            self._serve_line(model, now, None)  # the first in line: if too long for those with room, others pass it
         return QUEUED
 
     def _make_room(self, request: Request, model: Model, now: float) -> bool:

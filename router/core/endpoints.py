@@ -149,6 +149,7 @@ class Endpoint:
         self.health: Health = UNKNOWN
         self.in_flight = 0
         self.counts = [0] * len(OUTCOMES)
+        self.drained_told = False
         self.failures = 0
         self.server_errors = 0
         self.soft = False
@@ -186,7 +187,8 @@ class Endpoint:
         self.intent: str = intent.intent
         self.starting = intent.starting
         self.served_model: str | None = intent.served_model
-        self.drained_told = False
+        if intent.intent != DRAINING:
+            self.drained_told = False
         self.settle()
 
     def settle(self) -> None:
