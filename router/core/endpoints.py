@@ -86,7 +86,7 @@ class Endpoint:
     """One replica in this router.
 
     `told_limit`: this router's share of its limit · `limit`: that after correction (`limits.py`: `squeeze`, `ttft_*`,
-    `engine_waits`) · `weight`: its capacity in the pick, less while it ramps up · `serving`: active and ready, since
+    `late_looks`, `engine_waits`) · `weight`: its capacity in the pick, less while it ramps up · `serving`: active and ready, since
     `serving_since` · `failures`: failed attempts in a row, `server_errors` of them answered · `soft`: out for server errors
     alone · `hung`: out because all its streams went silent · `heard_at`: when bytes of an answer last came, to a few
     beats · `turn`, `points`: its places in the round and on the ring (`picking.py`, `affinity.py`) · `pool`: the shell's own.
@@ -109,7 +109,9 @@ class Endpoint:
         "id",
         "in_flight",
         "intent",
+        "late_looks",
         "limit",
+        "looked_at",
         "max_input_tokens",
         "model",
         "paused_until",
@@ -167,6 +169,8 @@ class Endpoint:
         self.serving_since = 0.0
         self.squeeze = 1.0
         self.squeezed_at = 0.0
+        self.looked_at = 0.0
+        self.late_looks = 0
         self.ttft_best = float("inf")
         self.ttft_count = 0
         self.ttft_usual: float | None = None
