@@ -27,7 +27,7 @@ from router.core.endpoints import CLIENT_GONE, SATURATED, SERVER_ERROR, SUCCESS,
 from router.core.models import Model
 from router.core.refusals import Refusal
 from router.core.requests import Request
-from router.core.upkeep import AHEAD_MAX, Upkeep
+from router.core.upkeep import Upkeep
 
 QUEUED: Final = "queued"
 PUSHED_MAX: Final = 8
@@ -127,7 +127,9 @@ class Dispatcher(Upkeep):
         if not spared:
             model.refresh(now)
         rules = model.intent.routing.retries
-        again = retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model
+        again = (
+            retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model
+        )
         if not again or not model.budget.spend(model.meter.asked_for(), rules.budget_percent):
             return None
         self._release(request, endpoint, SATURATED, now)
@@ -150,6 +152,7 @@ class Dispatcher(Upkeep):
         elif request.queued:
             request.model.queue.discard(request, now)
             request.model.meter.outcomes[CLIENT_GONE] += 1
+            self._let_pass(request.model, now)
 
     # ---- inside
 
@@ -220,9 +223,7 @@ class Dispatcher(Upkeep):
         queue.put(request, now)
         if queue.count == 1:
             self._wake_for(model, now, always=not model.existing)
-        ahead = len(queue.ahead)
-        if model.candidates.sized is not None and (queue.count - ahead == 1 or ahead >= AHEAD_MAX):
-            self._serve_line(model, now, None)  # the first in line: if too long for those with room, others pass it
+        self._let_pass(model, now)
         return QUEUED
 
     def _make_room(self, request: Request, model: Model, now: float) -> bool:
@@ -230,12 +231,9 @@ class Dispatcher(Upkeep):
         queue = model.queue
         if model.order is None or not queue.bounds.max_requests or request.size > queue.bounds.max_bytes:
             return False
-        for _ in range(PUSHED_MAX):
-            out = queue.push_out(request, now)
-            if out is None:
-                return False
+        out = queue.push_out(request, PUSHED_MAX)
+        for each in out:
+            queue.discard(each, now)
             model.meter.refuse("pushed_out")
-            self.effects[out] = admission.pushed_out(queue, model.meter.served_per_s())
-            if queue.has_room(request.size):
-                return True
-        return False
+            self.effects[each] = admission.pushed_out(queue, model.meter.served_per_s())
+        return bool(out)

@@ -16,6 +16,9 @@ Health, found out by this router (`core/health.py` makes the moves):
 | ejected   | -        | -           | -                                   | -                        | half-open (one request) |
 | half-open | -        | ready       | ejected, longer                     | the same; ready, if so   | -                       |
 
+A good answer is one that came whole; for a half-open endpoint, whose one request may take minutes, the first event of a
+stream too.
+
 Too few = fewer than half of the model's endpoints (active and started) would be ready then. When that comes to pass
 later, those out for server errors alone (`soft`) are ready again at once, unless their active probe fails.
 

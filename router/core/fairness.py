@@ -142,14 +142,12 @@ class Band:
                 heappush(sizes, (now, number, tenant))
         return None
 
-    def last_of(self, tenant: Tenant) -> Request | None:
-        """The request that a tenant sent last, of those that wait."""
-        while tenant.newest:
-            last = tenant.newest[-1]
-            if last.queued and not last.ahead:
-                return last
-            tenant.newest.pop()
-        return None
+    def latest(self, tenant: Tenant) -> Iterator[Request]:
+        """Requests of a tenant that wait, the one it sent last first. To be looked at, not changed meanwhile."""
+        newest = tenant.newest
+        while newest and (not newest[-1].queued or newest[-1].ahead):
+            newest.pop()
+        return (each for each in reversed(newest) if each.queued and not each.ahead)
 
     def sweep(self) -> None:
         """Drop marked entries, and take over changed deadlines."""

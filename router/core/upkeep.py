@@ -71,6 +71,7 @@ class Upkeep:
                 refusal = admission.evicted(model.queue, model.shortage(), waited_s, eta_s, freed_per_s)
                 model.meter.refuse(refusal.code)
                 self.effects[request] = refusal
+                self._let_pass(model, now)
 
     def next_deadline(self) -> float | None:
         """The earliest moment at which `expired` has more to do than to count seconds and ramp up; None = nothing is
@@ -166,7 +167,13 @@ class Upkeep:
 
     def first_event(self, endpoint: Endpoint, request: Request, now: float) -> None:
         """A stream begins to answer: how late that is says something about the endpoint."""
+        request.model.meter.streams_now += 1
         limits.first_event(endpoint, now - request.started_at, now)
+        if endpoint.probe is request and endpoint.health == HALF_OPEN:  # others need not wait for its end
+            health.succeeded(endpoint)
+            endpoint.settle()
+            self._refresh(endpoint.model, now)
+            self._after_admin()
 
     def streaming(self, endpoint: Endpoint, heard_at: float, now: float) -> None:
         """An endpoint has event streams under way whose clients read; the newest byte of any came at `heard_at`."""
@@ -180,6 +187,7 @@ class Upkeep:
             self._wake()
             endpoint.settle()
             self._refresh(endpoint.model, now)
+            self._after_admin()
 
     # ---- inside
 
@@ -248,6 +256,13 @@ class Upkeep:
                 queue.step_ahead(head, model.meter.mean_output)
             else:
                 return
+
+    def _let_pass(self, model: Model, now: float) -> None:
+        """Somebody came into the line or left it: another may be first, and too long for those that have room, or not."""
+        queue = model.queue
+        ahead = len(queue.ahead)
+        if model.candidates.sized is not None and (queue.count - ahead == 1 or ahead >= AHEAD_MAX - 1):
+            self._serve_line(model, now, None)
 
     def _start(self, request: Request, endpoint: Endpoint, now: float) -> None:
         self._bind(request, endpoint, now)

@@ -280,3 +280,19 @@ def test_one_time_out_is_not_enough_when_it_may_be_the_request(heard: bool) -> N
     story.later(60)
     story.fail(made, TIMEOUT, sent=True)
     assert story.at("a").health == "ready"
+
+
+@pytest.mark.fault("R7")
+def test_an_endpoint_that_is_tried_again_is_well_when_its_stream_begins_not_only_when_it_ends() -> None:
+    """An answer may take minutes: all others would wait for it."""
+    story = Story(endpoint("a", limit=9))
+    for _ in range(3):
+        story.fail(story.sent(), CUT, sent=True)
+        story.later(0.5)
+    assert story.at("a").health == "ejected"
+    story.later(1)
+    probing, waiting = story.sent(), story.arrive()[0]
+    assert (story.at("a").health, waiting.queued) == ("half-open", True)
+    story.later(1)
+    story.dispatcher.first_event(story.at("a"), probing, story.now)
+    assert (story.at("a").health, story.started()) == ("ready", [waiting])
