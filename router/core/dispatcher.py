@@ -117,16 +117,18 @@ class Dispatcher(Upkeep):
 
     def full(self, request: Request, status: int, retry_after_s: float | None, now: float) -> Verdict | None:
         """The engine answered 429 or 503: it did not take the request. None = the answer is to be passed on, the slot is
-        kept until `finished`; otherwise as `failed`. Either way the endpoint is spared for a while.
+        kept until `finished`; otherwise as `failed`. Either way the endpoint is spared for a while, unless another one refused
+        this request before.
         """
         endpoint = request.endpoint
         assert endpoint is not None, "full without an endpoint"
         model = request.model
-        limits.refused(endpoint, endpoint.in_flight - 1, now)
-        spared = endpoint.paused_until > 0  # not the first to come back since: who is picked from stays the same
-        health.full(endpoint, status, retry_after_s, now)
-        if not spared:
-            model.refresh(now)
+        if all(each is endpoint for each in request.tried):  # else it was refused elsewhere too: it may be the request
+            limits.refused(endpoint, endpoint.in_flight - 1, now)
+            paused = endpoint.paused_until > 0  # then who is picked from stays the same
+            health.full(endpoint, status, retry_after_s, now)
+            if not paused:
+                model.refresh(now)
         rules = model.intent.routing.retries
         again = (
             retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model

@@ -27,7 +27,8 @@ from their endpoint is as certain a sign as a refused connection; one that waite
 one failure of three: it may be the request.
 
 Saturation: 429 and 503 are an engine's way to say that it is full. They are no failure: `full` pauses the endpoint for
-as long as it asks, within bounds, and `limits.py` takes its limit down.
+as long as it asks, within bounds, and `limits.py` takes its limit down. A request speaks for one endpoint only: what
+others say to it then may be about its client's quota, and it must not take all of them out.
 """
 
 from __future__ import annotations

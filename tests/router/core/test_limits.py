@@ -296,3 +296,19 @@ def test_an_endpoint_that_is_tried_again_is_well_when_its_stream_begins_not_only
     story.later(1)
     story.dispatcher.first_event(story.at("a"), probing, story.now)
     assert (story.at("a").health, story.started()) == ("ready", [waiting])
+
+
+@pytest.mark.fault("R6")
+@pytest.mark.parametrize("status", [429, 503])
+def test_one_request_that_every_engine_refuses_spares_one_engine_not_all(status: int) -> None:
+    """It may be about that request: its client's quota, a model that is nowhere loaded."""
+    story = Story(*(endpoint(name, limit=8) for name in "abc"))
+    made = story.sent()
+    for _ in range(2):
+        assert isinstance(story.dispatcher.full(made, status, 9.0, story.now), Endpoint)
+    assert story.dispatcher.full(made, status, 9.0, story.now) is None
+    assert sorted(limits(story).values()) == [2, 8, 8]
+    assert sum(each.routable for each in story.dispatcher.endpoints.values()) == 2
+    for _ in range(2):  # others are refused there too: now it is the engine
+        story.dispatcher.full(story.sent(), status, 9.0, story.now)
+    assert not any(each.routable for each in story.dispatcher.endpoints.values())
