@@ -88,6 +88,7 @@ def test_an_endless_stream_of_tenants_costs_each_request_the_same() -> None:
     assert work(3000) < 1.5 * work(30)
 
 
+@pytest.mark.fault("R24")
 @pytest.mark.parametrize("routing", [{}, {"tenants": {}}])
 def test_a_queue_that_is_never_empty_keeps_nobody_who_has_left_it(routing: dict[str, Any]) -> None:
     story = pool(1, routing)

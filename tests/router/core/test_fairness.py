@@ -326,6 +326,7 @@ class Plain:
         return made
 
 
+@pytest.mark.fault("R24")
 def test_asking_for_a_huge_answer_does_not_lock_its_tenant_out() -> None:
     """All who name no tenant are one: what one of them says must not cost the others their share for long."""
     at = story()
@@ -351,6 +352,7 @@ def test_an_answer_costs_what_streams_have_lately_not_what_others_dilute() -> No
     assert model.meter.mean_output == 400
 
 
+@pytest.mark.fault("R24")
 def test_nobody_is_pushed_out_for_one_who_does_not_fit_even_then() -> None:
     at = story(max_bytes=1000)
     made = [wait(at, "heavy", size=50) for _ in range(20)]
