@@ -124,11 +124,13 @@ class Dispatcher(Upkeep):
         assert endpoint is not None, "full without an endpoint"
         model = request.model
         if all(each is endpoint for each in request.tried):  # else it was refused elsewhere too: it may be the request
-            limits.refused(endpoint, endpoint.in_flight - 1, now)
+            limits.refused(endpoint, status, now)
             paused = endpoint.paused_until > 0  # then who is picked from stays the same
-            health.full(endpoint, status, retry_after_s, now)
+            health.full(endpoint, status, retry_after_s, now, most=paused or model.most_spared())
             if not paused:
                 model.refresh(now)
+                if model.queue.count:
+                    self._pump(model, now)
         rules = model.intent.routing.retries
         again = (
             retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model

@@ -4,9 +4,9 @@ limit = max(1, round(told x squeeze)), with `told` = this router's share and 0.2
 
 | seen                                                         | squeeze                                    |
 |--------------------------------------------------------------|--------------------------------------------|
-| two readings in a row with requests waiting inside the engine | x 0.9 at each further one                  |
+| two readings in a row with 5 % of the limit waiting in the engine | x (1 - waiting / limit), at least x 0.9 |
 | a reading with the KV cache at least 95 % full               | x 0.9                                      |
-| an answer 429 or 503: it is full                             | down to what it holds, not below the floor |
+| an answer 503; 429                                           | down to what it holds; x 0.9               |
 | ten looks in a row: first events 3 times as late as usual, at least half full | x 0.9, once a second       |
 | none of these for a second                                   | + 0.05, up to 1                            |
 
@@ -35,6 +35,8 @@ SQUEEZE_MIN: Final = 0.25
 BACK_OFF: Final = 0.9
 RECOVER_PER_S: Final = 0.05
 KV_FULL: Final = 0.95
+WAITING_PART: Final = 0.05
+"""Fewer than this part of the limit waiting in the engine is the jitter of its scheduler."""
 READING_OLD_S: Final = 10.0
 STREAMS_A_LOOK: Final = 5
 LOOK_S: Final = 0.2
@@ -59,16 +61,22 @@ def read(endpoint: Endpoint, load: EngineLoad, read_at: float, now: float) -> No
     endpoint.engine_load = load
     endpoint.engine_read_at = read_at
     waited = endpoint.engine_waits
-    endpoint.engine_waits = load.waiting is not None and load.waiting >= 1
+    waiting = load.waiting or 0.0
+    endpoint.engine_waits = waiting >= max(1.0, WAITING_PART * endpoint.limit)
     if now - read_at > READING_OLD_S:
         return
-    if (endpoint.engine_waits and waited) or (load.kv is not None and load.kv >= KV_FULL):
+    if load.kv is not None and load.kv >= KV_FULL:
         _squeeze(endpoint, endpoint.squeeze * BACK_OFF, now)
+    elif endpoint.engine_waits and waited:
+        _squeeze(endpoint, endpoint.squeeze * max(BACK_OFF, 1 - waiting / endpoint.limit), now)
 
 
-def refused(endpoint: Endpoint, held: int, now: float) -> None:
-    """It answered that it is full: what it holds besides, `held`, is what it can hold."""
-    _squeeze(endpoint, held / endpoint.told_limit, now)
+def refused(endpoint: Endpoint, status: int, now: float) -> None:
+    """It answered that it is full: 503, then what it holds besides is what it can hold; a 429 may be about one client."""
+    if status == 503:
+        _squeeze(endpoint, (endpoint.in_flight - 1) / endpoint.told_limit, now)
+    else:
+        _squeeze(endpoint, endpoint.squeeze * BACK_OFF, now)
 
 
 def first_event(endpoint: Endpoint, after_s: float, now: float) -> None:

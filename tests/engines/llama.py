@@ -78,6 +78,15 @@ class Llama:
         """Generations ended, by their last token or by the client's departure, by its log."""
         return sum(ENDED in line for line in self.process.stderr)
 
+    async def generations(self) -> int:
+        """Generations begun, counted when all of them have ended and its log, which comes a little later, says no more."""
+        last, known = -1, 0
+        async with asyncio.timeout(BOUND_S):
+            while not last == known == self.ended():
+                await asyncio.sleep(5 * POLL_S)
+                last, known = known, self.begun()
+        return known
+
     async def working(self) -> list[str]:
         """The tags of the requests that its slots are working on now, of which there is a token already."""
         async with self._session.get(f"{self.url}/slots") as response:

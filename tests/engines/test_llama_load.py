@@ -32,7 +32,7 @@ async def test_slots_are_held_to_the_last_byte_so_llama_cpp_never_has_anyone_wai
     assert told == [60] * 10
     assert max(running for running, _ in seen) == 2.0
     assert max(waiting for _, waiting in seen) == 0.0
-    assert (llama.begun(), llama.ended()) == (10, 10)
+    assert await llama.generations() == 10
     assert (await llama.metrics())["tokens_predicted_total"] == 10 * 60
 
 
@@ -42,8 +42,9 @@ async def test_replicas_of_four_slots_and_of_one_get_traffic_four_to_one(ours: L
     await ours.route(large, small, routing={"ramp_s": 0})
     for _ in range(60):  # a few at a time: at idle, where a count of requests alone would share evenly
         assert {status for status, _ in await asyncio.gather(*(ours.say("small talk", 3) for _ in range(5)))} == {200}
-    assert 0.9 * 0.8 <= large.begun() / 300 <= 1.1 * 0.8, (large.begun(), small.begun())
-    assert large.begun() + small.begun() == 300
+    served = await large.generations(), await small.generations()
+    assert sum(served) == 300
+    assert 0.9 * 0.8 <= served[0] / 300 <= 1.1 * 0.8, served
     assert ((await large.metrics())["requests_deferred"], (await small.metrics())["requests_deferred"]) == (0, 0)
 
 
@@ -53,6 +54,8 @@ async def test_a_full_queue_answers_429_with_a_retry_after_that_the_sdk_honours(
     await ours.route(llama, routing={"queue": {"max_requests": 1, "timeout_s": 30}})
     for number in range(10):  # what it frees a second decides what Retry-After says
         await ours.say(f"before {number}")
+    second = (await ours.load())["second"]
+    await ours.until(lambda report: report["second"] > second)
     filling = [asyncio.create_task(ours.listen(Stream(), "runs", 1500))]
     await eventually(llama.holds("runs"), "the slot is taken")
     filling.append(asyncio.create_task(ours.listen(Stream(), "waits", 4)))
@@ -147,14 +150,15 @@ async def test_all_replicas_are_replaced_under_load_without_one_cut_stream(ours:
             await ours.put(*table)
             await ours.healths(**{new.id: "ready"})
             await gone_quiet(ours, old, table)
-            assert old.begun() == old.ended()
+            assert await old.working() == []
             old.terminate()
             await ours.put(*(llama.endpoint() for llama in serving))
             await asyncio.to_thread(old.process.wait)
             await more(told, 8)
     assert set(told) == {30}
-    assert sum(llama.begun() for llama in ours.started) == len(told)
-    assert all(llama.begun() > 0 for llama in ours.started)
+    served = [await llama.generations() for llama in ours.started]
+    assert sum(served) == len(told)
+    assert all(served)
 
 
 async def more(told: list[int], count: int) -> None:
@@ -188,7 +192,7 @@ async def test_a_router_killed_in_the_middle_of_a_drain_starts_again_with_it(our
     await ours.start_router(*state)
     await ours.healths(other="ready")
     assert {(await ours.say(f"request {number}"))[0] for number in range(6)} == {200}
-    assert (draining.begun(), other.begun()) == (1, 6)
+    assert (draining.begun(), await other.generations()) == (1, 6)
     await eventually(
         lambda: draining.begun() == draining.ended(), "llama.cpp stopped what the dead router had asked for"
     )

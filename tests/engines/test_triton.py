@@ -278,5 +278,6 @@ async def test_a_triton_that_is_drained_and_stopped_finishes_its_streams(process
         assert b"error" not in stream.body
         answer = await tell_again(ours, old, "tokens", intent="draining")
         assert answer["endpoints"]["old-tokens"]["drained"] is True
+        await eventually(lambda: "given" in old.log("tokens")[-1], "the stream ended in Triton too")
         assert (old.log("tokens")[-1]["given"], old.log("tokens")[-1]["gone"]) == (40, False)
     old.kill()  # it would wait for a while for connections that stay open

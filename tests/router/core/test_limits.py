@@ -28,13 +28,13 @@ def read(story: Story, name: str = "a", **values: Any) -> None:
 @pytest.mark.fault("R22")
 def test_an_engine_that_keeps_requests_waiting_gets_fewer_and_all_of_them_again_later() -> None:
     story = Story(endpoint("a", limit=100))
-    read(story, waiting=5.0)
+    read(story, waiting=20.0)
     assert limits(story) == {"a": 100}  # once may be chance
     for limit in (90, 81, 73):
-        read(story, waiting=5.0)
+        read(story, waiting=20.0)
         assert limits(story) == {"a": limit}
     for _ in range(20):
-        read(story, waiting=5.0)
+        read(story, waiting=20.0)
     assert limits(story) == {"a": 25}  # never below a quarter of what was told
     for _ in range(30):
         read(story, waiting=0.0)
@@ -299,16 +299,52 @@ def test_an_endpoint_that_is_tried_again_is_well_when_its_stream_begins_not_only
 
 
 @pytest.mark.fault("R6")
-@pytest.mark.parametrize("status", [429, 503])
-def test_one_request_that_every_engine_refuses_spares_one_engine_not_all(status: int) -> None:
+@pytest.mark.parametrize(("status", "limit"), [(429, 7), (503, 2)])
+def test_one_request_that_every_engine_refuses_spares_one_engine_not_all(status: int, limit: int) -> None:
     """It may be about that request: its client's quota, a model that is nowhere loaded."""
     story = Story(*(endpoint(name, limit=8) for name in "abc"))
     made = story.sent()
     for _ in range(2):
         assert isinstance(story.dispatcher.full(made, status, 9.0, story.now), Endpoint)
     assert story.dispatcher.full(made, status, 9.0, story.now) is None
-    assert sorted(limits(story).values()) == [2, 8, 8]
+    assert sorted(limits(story).values()) == [limit, 8, 8]
     assert sum(each.routable for each in story.dispatcher.endpoints.values()) == 2
     for _ in range(2):  # others are refused there too: now it is the engine
         story.dispatcher.full(story.sent(), status, 9.0, story.now)
     assert not any(each.routable for each in story.dispatcher.endpoints.values())
+
+
+@pytest.mark.fault("R6")
+def test_a_pool_that_is_full_as_a_whole_is_asked_again_within_a_second() -> None:
+    """A long pause is honoured while at least half of the endpoints go on."""
+    story = Story(*(endpoint(name, limit=8) for name in "abcd"), routing={"retries": {"max_attempts": 1}})
+    for _ in range(8):
+        made = story.sent() if any(each.routable for each in story.dispatcher.endpoints.values()) else None
+        if made is not None:
+            story.dispatcher.full(made, 503, 9.0, story.now)
+            story.end(made, 2)
+    paused = sorted(round(each.paused_until - story.now, 2) for each in story.dispatcher.endpoints.values())
+    assert paused == [1.0, 1.0, 9.0, 9.0]
+    alone = Story(endpoint("a", limit=8))
+    alone.dispatcher.full(alone.sent(), 503, 9.0, alone.now)
+    assert alone.at("a").paused_until == alone.now + 1
+
+
+def test_a_429_takes_a_tenth_of_the_limit_and_a_503_all_but_what_it_holds() -> None:
+    story = Story(endpoint("a", limit=100))
+    held = [story.sent() for _ in range(41)]
+    story.dispatcher.full(held[0], 429, None, story.now)
+    assert limits(story) == {"a": 90}
+    story.dispatcher.full(held[1], 503, None, story.now)
+    assert limits(story) == {"a": 39}
+
+
+def test_a_waiting_request_or_two_at_a_large_engine_are_the_jitter_of_its_scheduler() -> None:
+    story = Story(endpoint("a", limit=100))
+    for _ in range(10):
+        read(story, waiting=4.0)
+    assert limits(story) == {"a": 100}
+    small = Story(endpoint("a", limit=16))
+    for _ in range(3):
+        read(small, waiting=1.0)
+    assert limits(small) == {"a": 14}
