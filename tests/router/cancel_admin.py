@@ -16,11 +16,11 @@ from aiohttp import web
 
 from router.model import EndpointAck, IntentTable, ModelIntent, TableAck
 from router.settings import Settings
-from router.shell.admin_site import AdminSite, admin_site
+from router.shell.admin_site import admin_site
 from router.shell.control import Line
 from router.shell.predecessors import Predecessors
 from router.shell.server import Server
-from router.shell.sockets import address, listening
+from router.shell.sockets import listening
 from router.shell.table_store import TableStore
 from tests.router.cancel_sides import engine
 from tests.router.cancelling import Part, story
@@ -37,7 +37,9 @@ def table(revision: int) -> IntentTable:
 
 def request(method: str, path: str, body: bytes = b"") -> bytes:
     """To the admin API."""
-    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -169,7 +171,10 @@ async def the_handler_of_a_wait_is_cancelled() -> AsyncIterator[Part]:
 
 
 @story(
-    "shell/admin_site.py:admin_site", "shell/admin_site.py:AdminSite.start", "shell/admin_site.py:AdminSite.move", unix=True
+    "shell/admin_site.py:admin_site",
+    "shell/admin_site.py:AdminSite.start",
+    "shell/admin_site.py:AdminSite.move",
+    unix=True,
 )
 async def the_admin_site_opens_moves_and_closes() -> AsyncIterator[Part]:
     with tempfile.TemporaryDirectory() as folder, socket.socket() as data:
@@ -238,18 +243,27 @@ async def an_end_of_the_line_is_taken_over() -> AsyncIterator[Part]:
     async def over() -> None:
         taken.append(await Line.over(ours))
 
+    def hang_up() -> None:
+        for each in taken:
+            each.close()
+
     with theirs:
-        yield Part(over(), then=lambda: [each.close() for each in taken])
+        yield Part(over(), then=hang_up)
 
 
 async def _heard(hear: Callable[[Line], Any], said: bytes) -> AsyncIterator[Part]:
     async with line() as (ours, theirs):
-        theirs.send(said[:5])
+        parts = [said[5:], said[:5]]
+
+        def send() -> None:
+            if parts:
+                theirs.send(parts.pop())
+
+        send()
         await asyncio.sleep(0.001)
-        rest = asyncio.get_running_loop().call_later(0.002, theirs.send, said[5:])
+        asyncio.get_running_loop().call_later(0.002, send)
         yield Part(hear(ours))
-        if not rest.cancelled() and rest.when() > asyncio.get_running_loop().time():
-            await asyncio.sleep(0.003)
+        send()
         theirs.send(b'{"what":"go"}\n')
         async with asyncio.timeout(5):
             while (message := await ours.hear()) is not None and message.what != "go":
@@ -269,6 +283,3 @@ async def settings_are_heard() -> AsyncIterator[Part]:
         saying = asyncio.get_running_loop().call_later(0.002, theirs.send, said)
         yield Part(ours.hear_settings())
         saying.cancel()
-
-
-assert AdminSite

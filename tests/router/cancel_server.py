@@ -78,7 +78,7 @@ def stop() -> None:
 
 async def ask(callers: list[Caller]) -> None:
     """A request that its engine never answers."""
-    while not OURS or not OURS[0]._dispatcher.endpoints or OURS[0]._dispatcher.endpoints["e0"].health != "ready":
+    while not OURS or not OURS[0]._dispatcher.endpoints or OURS[0]._dispatcher.endpoints["e0"].health != "ready":  # noqa: ASYNC110  # nobody tells when
         await asyncio.sleep(0.001)
     callers.append(Caller(*await asyncio.open_connection(*OURS[0]._data.getsockname())))
     callers[-1].writer.write(post())
@@ -89,6 +89,8 @@ async def store() -> None:
     while not OURS:  # noqa: ASYNC110  # nobody tells when one is made
         await asyncio.sleep(0.001)
     async with OURS[0]._storing:
+        while OURS[0]._left_at is None:  # noqa: ASYNC110  # nor when it stops
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
 
 
@@ -102,6 +104,7 @@ async def store() -> None:
     "shell/server.py:Server._leave|sleep",
     "shell/server.py:Server._leave|empty",
     "shell/server.py:Server._wait",
+    patience_s=0.4,
 )
 async def a_router_serves_and_stops() -> AsyncIterator[Part]:
     loop = asyncio.get_running_loop()
@@ -124,7 +127,7 @@ async def a_router_serves_and_stops() -> AsyncIterator[Part]:
             assert not OURS or not OURS[0]._plane.clients
             OURS.clear()
             again = loop.create_task(server.serve(settings(folder, port)))
-            while not OURS or not OURS[0]._dispatcher.has_table:
+            while not OURS or not OURS[0]._dispatcher.has_table:  # noqa: ASYNC110  # nobody tells when
                 await asyncio.sleep(0.001)
             stop()
             assert await again == 0

@@ -80,7 +80,7 @@ def waiting_to_connect(host: str, port: int) -> tuple[DataPlane, Upstream, Calla
     row = {"id": "e0", "url": f"http://{host}:{port}", "model": "m", "limit": 1}
     of.dispatcher.apply(table_from({"source": "t", "revision": 1, "models": [{"name": "m"}], "endpoints": [row]}), 0.0)
     of.dispatcher.probed("e0", True, of.now())
-    of._connect = lambda upstream: nothing()  # type: ignore[method-assign,assignment]  # the story runs the real one
+    of._connect = lambda upstream: nothing()  # type: ignore[method-assign]  # the story runs the real one
     ours, _ = client(of)
     ours.data_received(post())
     assert ours.exchange is not None
@@ -139,7 +139,7 @@ async def the_data_plane_closes_while_it_connects() -> AsyncIterator[Part]:
     async with engine(never) as port:
         of, upstream, leave = waiting_to_connect("localhost", port)
         await asyncio.sleep(0)
-        yield Part(of._connect(upstream), begun=of._connects.add, cancel=of.close, then=leave)  # type: ignore[arg-type]  # its clients are hands
+        yield Part(of._connect(upstream), begun=of._connects.add, cancel=of.close, then=leave)
         at_rest(of)
 
 
@@ -177,7 +177,10 @@ async def probing() -> AsyncIterator[Part]:
 
 @story("shell/probe.py:Prober._probe", "shell/probe.py:answers|session.get")
 async def one_probe() -> AsyncIterator[Part]:
-    async with engine(paged) as port, aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+    async with (
+        engine(paged) as port,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+    ):
         known = Known("a", port, "vllm")
         sink = Sink({"a": known})
         prober = probe.Prober(sink)

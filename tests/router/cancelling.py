@@ -25,7 +25,8 @@ ROUTER = Path(__file__).resolve().parents[2] / "router"
 ONCE, LATE, TWICE = "once", "late", "twice"
 WAYS = (ONCE, LATE, TWICE)
 PATIENCE_S = 0.08
-"""What has not come by then will not come: the coroutine waits for ever where it is."""
+"""What has not come by then will not come: the coroutine waits for ever where it is. Processes take longer to start."""
+PATIENCE_WITH_PROCESSES_S = 0.5
 POINTS_MAX = 40
 SETTLE_S = 5.0
 
@@ -119,9 +120,9 @@ def _waiting_at(awaited: Any) -> list[Place]:
 
 
 class Stepped:
-    """Runs `coroutine` as part of whatever task awaits `run()`. `point`: cancel at the so-manieth wait, 0 = never;
-    `cancel`: how, None = the task is cancelled. `cancelled`: places where a cancellation came; `waits`: how often it
-    waited.
+    """Runs `coroutine` as part of whatever task awaits `run()`. `point`: cancel at the so-manieth wait, 0 = never; `place`:
+    the first time that it waits there; `cancel`: how, None = the task is cancelled. `cancelled`: places where a
+    cancellation came; `waits`: how often it waited.
     """
 
     def __init__(
@@ -130,9 +131,11 @@ class Stepped:
         point: int = 0,
         way: str = ONCE,
         cancel: Callable[[], object] | None = None,
+        place: Place | None = None,
     ) -> None:
         self._coroutine = coroutine
         self._point = point
+        self._place = place
         self._way = way
         self._cancel = cancel
         self._asked = False
@@ -160,7 +163,7 @@ class Stepped:
             self._waits(awaited)
             try:
                 value, step = (yield awaited), self._coroutine.send
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # it is the coroutine's
                 if isinstance(error, asyncio.CancelledError) and self._asked:  # else a time-out's own
                     self.threw = True
                     self.cancelled.update(self.at)
@@ -179,7 +182,8 @@ class Stepped:
         self.at = _waiting_at(self._coroutine)
         self.waiting.set()
         again = self._way == TWICE and self.threw and self.waits == self._point + 1
-        if self.waits != self._point and not again:
+        there = self._place in self.at and not self.reached
+        if self.waits != self._point and not again and not there:
             return
         self.reached = True
         if self._way != LATE:
@@ -214,6 +218,8 @@ class Story:
     covers: tuple[str, ...]
     unix: bool
     points: int
+    patience_s: float
+    ways: tuple[str, ...]
     cancelled: set[Place] = field(default_factory=set)
 
     @property
@@ -225,7 +231,10 @@ class Story:
         """Those that it covers."""
         wanted = [each.partition("|") for each in self.covers]
         return {
-            place for place, _ in PLACES for function, _, text in wanted if place.function == function and text in place.text
+            place
+            for place, _ in PLACES
+            for function, _, text in wanted
+            if place.function == function and text in place.text
         }
 
 
@@ -233,12 +242,16 @@ STORIES: list[Story] = []
 
 
 def story(
-    *covers: str, unix: bool = False, points: int = POINTS_MAX
+    *covers: str,
+    unix: bool = False,
+    points: int = POINTS_MAX,
+    patience_s: float = PATIENCE_S,
+    ways: tuple[str, ...] = WAYS,
 ) -> Callable[[Callable[[], AsyncIterator[Part]]], Callable[[], AsyncIterator[Part]]]:
-    """Make a story of an async generator that gives one `Part`. `points`: how many waits are tried at most."""
+    """Make a story of an async generator that gives one `Part`. `points`: how many waits are tried at most; `patience_s`: see above."""
 
     def made(tell: Callable[[], AsyncIterator[Part]]) -> Callable[[], AsyncIterator[Part]]:
-        STORIES.append(Story(asynccontextmanager(tell), covers, unix, points))
+        STORIES.append(Story(asynccontextmanager(tell), covers, unix, points, patience_s, ways))
         return tell
 
     return made
@@ -273,14 +286,14 @@ class Before:
             await asyncio.sleep(0.001)
 
 
-async def _once(of: Story, point: int, way: str) -> Stepped:
+async def _once(of: Story, point: int, way: str, place: Place | None) -> Stepped:
     async with of.make() as part:
         before = Before()
-        stepped = Stepped(part.coroutine, point, way, part.cancel)
+        stepped = Stepped(part.coroutine, point, way, part.cancel, place)
         task = asyncio.create_task(stepped.run())
         part.begun(task)
-        patience = asyncio.get_running_loop().call_later(PATIENCE_S, stepped.cancel)
-        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        patience = asyncio.get_running_loop().call_later(of.patience_s, stepped.cancel)
+        outcome: Any = (await asyncio.gather(task, return_exceptions=True))[0]
         patience.cancel()
         if stepped.threw and (part.cancel is None or isinstance(outcome, BaseException)):
             swallowed = f"a cancellation at {stepped.at} was swallowed: {outcome!r}"
@@ -292,17 +305,17 @@ async def _once(of: Story, point: int, way: str) -> Stepped:
     return stepped
 
 
+def told(of: Story, point: int, way: str, place: Place | None = None) -> bool:
+    """Tell a story once, cancelled at a wait or at a place; was it there."""
+    unhandled: list[dict[str, Any]] = []
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop if of.unix else uvloop.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+        stepped = runner.run(asyncio.wait_for(_once(of, point, way, place), 20))
+    assert not unhandled, (point, way, place, unhandled)
+    of.cancelled |= stepped.cancelled
+    return stepped.reached
+
+
 def at_each(of: Story, way: str) -> int:
     """Tell a story again and again, each time cancelled at its next wait; how many there were."""
-    point = 0
-    while point < of.points:
-        point += 1
-        unhandled: list[dict[str, Any]] = []
-        with asyncio.Runner(loop_factory=asyncio.new_event_loop if of.unix else uvloop.new_event_loop) as runner:
-            runner.get_loop().set_exception_handler(lambda loop, context: unhandled.append(context))  # noqa: B023  # this turn's
-            stepped = runner.run(asyncio.wait_for(_once(of, point, way), 20))
-        assert not unhandled, (point, unhandled)
-        of.cancelled |= stepped.cancelled
-        if not stepped.reached:
-            break
-    return point
+    return next((point for point in range(1, of.points) if not told(of, point, way)), of.points)

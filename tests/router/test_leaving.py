@@ -216,7 +216,12 @@ STAGES = [
         engines=0,
     ),
     Stage("body in chunks", sent(CHUNKED_REQUEST, lambda site: only(site).state == BODY), engines=0),
-    Stage("refused, its answer unread", sent(post(b"x" * 200), lambda site: only(site).state == LINGERING), engines=0, options={"limits": SMALL}),
+    Stage(
+        "refused, its answer unread",
+        sent(post(b"x" * 200), lambda site: only(site).state == LINGERING),
+        engines=0,
+        options={"limits": SMALL},
+    ),
     Stage("queued while its endpoint starts", queued_cold, engines=0),
     Stage("looking up a name", looked_up, engines=0, options={"client": Hasty}),
     Stage("connecting", connecting, engines=0),
@@ -225,7 +230,9 @@ STAGES = [
     Stage("before the first event", answered(b"\r\n\r\n"), (saying(SSE_HEAD),)),
     Stage("streaming", answered(event(0)), (saying(SSE_HEAD, chunk(event(0))),)),
     Stage("inside an event", answered(event(0)), (saying(SSE_HEAD, chunk(event(0)), chunk(event(1)[:9])),)),
-    Stage("in an answer of known length", answered(b"ab"), (saying(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nab"),)),
+    Stage(
+        "in an answer of known length", answered(b"ab"), (saying(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nab"),)
+    ),
     Stage("in an answer without length", answered(b"ab"), (saying(b"HTTP/1.1 200 OK\r\n\r\nab"),)),
     Stage(
         "in an answer in chunks",
@@ -234,7 +241,9 @@ STAGES = [
     ),
     Stage("streaming to a client of HTTP/1.0", answered(event(0), head=OLD), (saying(SSE_HEAD, chunk(event(0))),)),
     Stage("reading too slowly", not_reading, (flood,)),
-    Stage("its error event unread", error_event_unread, (flood,), ways=(RESET, END)),  # half-closed, it may still read it
+    Stage(
+        "its error event unread", error_event_unread, (flood,), ways=(RESET, END)
+    ),  # half-closed, it may still read it
     Stage("before a replay", replay_pause, (json_answer(),), engines=2),
     Stage("tried again elsewhere", retried, (saying(), saying())),
     Stage("sent to a full engine", sent(post(), waiting_in_queue), (FULL,), idle=1),
@@ -283,11 +292,7 @@ async def serves_again(site: Site) -> None:
 @pytest.mark.fault("R1", "R2")
 @pytest.mark.parametrize(
     ("stage", "way"),
-    [
-        pytest.param(stage, way, id=f"{stage.name}, {way}".replace(" ", "-"))
-        for stage in STAGES
-        for way in stage.ways
-    ],
+    [pytest.param(stage, way, id=f"{stage.name}, {way}".replace(" ", "-")) for stage in STAGES for way in stage.ways],
 )
 @on_uvloop
 async def test_a_client_leaves(stage: Stage, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
