@@ -36,7 +36,11 @@ BURST: Final = 40
 WARM_SHARE: Final = 0.4
 """Memory is compared with what it was after this share of the requests: by then every bounded store has filled."""
 
-GROWTH_MIB: Final = 6.0
+GROWTH_MIB: Final = 10.0
+"""Freed bodies of megabytes leave holes that come and go: 5 MiB up or down from one second to the next were seen. A small
+leak is found by counting blocks in process (`tests/router/test_soak_rows.py`).
+"""
+
 PROBLEMS_MAX: Final = 200
 
 

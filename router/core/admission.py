@@ -4,10 +4,10 @@ each tenant the earliest deadline first; and what a request is told when it is n
 Bounds: how many wait, how many bytes they hold, how long one may wait (the model's bound, or the client's own
 `x-queue-timeout-s` if that is less). A queue that is full makes room for who has a better claim: it refuses the last
 request of the tenant with the most in line for its weight, in the lowest band; so neither a burst nor a lower band keeps
-others out.
+others out. A large one may need the room of several; if theirs is not enough nobody has to go.
 
 Who leaves is only marked, its place is dropped when it comes to the head, so leaving is O(1) and the counts are right at
-once. No line holds more than twice its bound: marked places are swept when they are the majority. Each wait is filed in
+once. No list holds more than twice those who wait: marked places are swept when they are the majority. Each wait is filed in
 a histogram when it ends, by an endpoint, a refusal or the client's departure; a request that waits again after a failed
 attempt files the second wait by itself.
 
@@ -32,6 +32,8 @@ from router.core.requests import Request
 from router.model import QueueBounds, Routing
 
 TENANT_NAME_MAX: Final = 128
+ANSWER_MAX: Final = 8.0
+"""No answer is expected to be longer than this many usual ones, whatever its request allows."""
 
 
 class Order:
@@ -99,6 +101,8 @@ class Queue:
         del self.bands[bands:]
         if known.timeout_s != bounds.timeout_s:
             self._sweep()
+            for band in self.bands:
+                band.sweep()
 
     def has_room(self, size: int) -> bool:
         """Would a request of `size` bytes fit."""
@@ -161,25 +165,33 @@ class Queue:
         request.ahead = True
         self.ahead[request] = None
 
-    def push_out(self, request: Request, now: float) -> Request | None:
-        """Who has to go so that this one may wait: the last of the largest tenant in the lowest band below its own, or in
-        its own band if that tenant has more in line for its weight. None = nobody has.
+    def push_out(self, request: Request, most: int) -> list[Request]:
+        """Who has to go so that this one may wait, at most so many: the last of the largest tenant of the lowest band, and
+        so on in each band up to its own, there as long as that tenant has more in line for its weight. Empty = it cannot be
+        had so.
         """
+        needed, bounds = self.bytes + request.size, self.bounds
+        out: list[Request] = []
         for index in range(len(self.bands) - 1, request.band - 1, -1):
             band = self.bands[index]
             largest = band.largest() if band.waiting else None
             if largest is None:
                 continue
+            left = largest.waiting
             if index == request.band:
                 own = band.tenants.get(request.tenant_name)
-                waiting = (own.waiting if own else 0) + 1
-                if waiting / request.tenant_weight >= largest.waiting / largest.weight:
-                    return None
-            last = band.last_of(largest)
-            if last is not None:
-                self.discard(last, now)
-            return last
-        return None
+                claim = ((own.waiting if own else 0) + 1) / request.tenant_weight
+            else:
+                claim = 0.0
+            for last in band.latest(largest):
+                if len(out) == most or claim >= left / largest.weight:
+                    return []
+                out.append(last)
+                left -= 1
+                needed -= last.size
+                if needed <= bounds.max_bytes and self.count - len(out) < bounds.max_requests:
+                    return out
+        return []
 
     def overdue(self, now: float) -> Request | None:
         """Remove and give one whose deadline has passed."""
@@ -214,8 +226,9 @@ class Queue:
 
     @staticmethod
     def _cost(request: Request, mean_output: float) -> float:
-        """Tokens it is expected to cost."""
-        return max(1.0, request.tokens_in + (request.tokens - request.tokens_in or mean_output))
+        """Tokens it is expected to cost. What it may ask for is a bound that answers seldom reach, and costs nothing to say."""
+        asked = request.tokens - request.tokens_in
+        return max(1.0, request.tokens_in + (min(asked, ANSWER_MAX * mean_output) if asked else mean_output))
 
     def _deadline_of(self, request: Request) -> float:
         bound_s, patience_s = self.bounds.timeout_s, request.patience_s
@@ -229,8 +242,6 @@ class Queue:
         numbers = self._number
         self._due = [(request.deadline, next(numbers), request) for request in waiting]
         heapify(self._due)
-        for band in self.bands:
-            band.sweep()
 
 
 def full(queue: Queue, size: int, freed_per_s: float) -> Refusal:

@@ -117,22 +117,27 @@ class Dispatcher(Upkeep):
 
     def full(self, request: Request, status: int, retry_after_s: float | None, now: float) -> Verdict | None:
         """The engine answered 429 or 503: it did not take the request. None = the answer is to be passed on, the slot is
-        kept until `finished`; otherwise as `failed`. Either way the endpoint is spared for a while.
+        kept until `finished`; otherwise as `failed`. Either way the endpoint is spared for a while, unless another one refused
+        this request before.
         """
         endpoint = request.endpoint
         assert endpoint is not None, "full without an endpoint"
         model = request.model
-        limits.refused(endpoint, endpoint.in_flight - 1, now)
-        health.full(endpoint, status, retry_after_s, now)
+        if all(each is endpoint for each in request.tried):  # else it was refused elsewhere too: it may be the request
+            limits.refused(endpoint, status, now)
+            paused = endpoint.paused_until > 0  # then who is picked from stays the same
+            health.full(endpoint, status, retry_after_s, now, most=paused or model.most_spared())
+            if not paused:
+                model.refresh(now)
+                if model.queue.count:
+                    self._pump(model, now)
         rules = model.intent.routing.retries
         again = (
             retries.may_retry(rules, request.attempts, sent=False, late=False) and self.names.get(model.name) is model
         )
         if not again or not model.budget.spend(model.meter.asked_for(), rules.budget_percent):
-            model.refresh(now)
             return None
         self._release(request, endpoint, SATURATED, now)
-        model.refresh(now)
         request.tried = (*request.tried, endpoint)
         verdict = self._again(request, model, now)
         if model.queue.count:
@@ -152,6 +157,7 @@ class Dispatcher(Upkeep):
         elif request.queued:
             request.model.queue.discard(request, now)
             request.model.meter.outcomes[CLIENT_GONE] += 1
+            self._let_pass(request.model, now)
 
     # ---- inside
 
@@ -201,8 +207,6 @@ class Dispatcher(Upkeep):
     def _enqueue(self, request: Request, model: Model, now: float) -> Verdict:
         """No slot now: wait, or be told why not."""
         queue = model.queue
-        if queue.count and model.candidates.sized is not None:
-            self._pump(model, now)  # whose prompt is too long for those that have room steps aside
         if queue.count and queue.count == len(queue.ahead):  # who waits wants a certain endpoint: no line to join
             endpoint = model.pick(request)
             if endpoint is not None:
@@ -224,6 +228,7 @@ class Dispatcher(Upkeep):
         queue.put(request, now)
         if queue.count == 1:
             self._wake_for(model, now, always=not model.existing)
+        self._let_pass(model, now)
         return QUEUED
 
     def _make_room(self, request: Request, model: Model, now: float) -> bool:
@@ -231,12 +236,9 @@ class Dispatcher(Upkeep):
         queue = model.queue
         if model.order is None or not queue.bounds.max_requests or request.size > queue.bounds.max_bytes:
             return False
-        for _ in range(PUSHED_MAX):
-            out = queue.push_out(request, now)
-            if out is None:
-                return False
+        out = queue.push_out(request, PUSHED_MAX)
+        for each in out:
+            queue.discard(each, now)
             model.meter.refuse("pushed_out")
-            self.effects[out] = admission.pushed_out(queue, model.meter.served_per_s())
-            if queue.has_room(request.size):
-                return True
-        return False
+            self.effects[each] = admission.pushed_out(queue, model.meter.served_per_s())
+        return bool(out)

@@ -16,6 +16,9 @@ Health, found out by this router (`core/health.py` makes the moves):
 | ejected   | -        | -           | -                                   | -                        | half-open (one request) |
 | half-open | -        | ready       | ejected, longer                     | the same; ready, if so   | -                       |
 
+A good answer is one that came whole; for a half-open endpoint, whose one request may take minutes, the first event of a
+stream too.
+
 Too few = fewer than half of the model's endpoints (active and started) would be ready then. When that comes to pass
 later, those out for server errors alone (`soft`) are ready again at once, unless their active probe fails.
 
@@ -86,7 +89,7 @@ class Endpoint:
     """One replica in this router.
 
     `told_limit`: this router's share of its limit · `limit`: that after correction (`limits.py`: `squeeze`, `ttft_*`,
-    `engine_waits`) · `weight`: its capacity in the pick, less while it ramps up · `serving`: active and ready, since
+    `late_looks`, `engine_waits`) · `weight`: its capacity in the pick, less while it ramps up · `serving`: active and ready, since
     `serving_since` · `failures`: failed attempts in a row, `server_errors` of them answered · `soft`: out for server errors
     alone · `hung`: out because all its streams went silent · `heard_at`: when bytes of an answer last came, to a few
     beats · `turn`, `points`: its places in the round and on the ring (`picking.py`, `affinity.py`) · `pool`: the shell's own.
@@ -109,7 +112,9 @@ class Endpoint:
         "id",
         "in_flight",
         "intent",
+        "late_looks",
         "limit",
+        "looked_at",
         "max_input_tokens",
         "model",
         "paused_until",
@@ -149,6 +154,7 @@ class Endpoint:
         self.health: Health = UNKNOWN
         self.in_flight = 0
         self.counts = [0] * len(OUTCOMES)
+        self.drained_told = False
         self.failures = 0
         self.server_errors = 0
         self.soft = False
@@ -166,6 +172,8 @@ class Endpoint:
         self.serving_since = 0.0
         self.squeeze = 1.0
         self.squeezed_at = 0.0
+        self.looked_at = 0.0
+        self.late_looks = 0
         self.ttft_best = float("inf")
         self.ttft_count = 0
         self.ttft_usual: float | None = None
@@ -186,7 +194,8 @@ class Endpoint:
         self.intent: str = intent.intent
         self.starting = intent.starting
         self.served_model: str | None = intent.served_model
-        self.drained_told = False
+        if intent.intent != DRAINING:
+            self.drained_told = False
         self.settle()
 
     def settle(self) -> None:
@@ -206,11 +215,6 @@ class Endpoint:
         if self.intent != ACTIVE or self.starting or self.paused_until:
             return False
         return self.health == READY or (self.health == HALF_OPEN and self.probe is None)
-
-    @property
-    def with_room(self) -> Endpoint | None:
-        """Itself if it may be given another request, else None."""
-        return self if self.in_flight < self.limit and self.routable else None
 
     @property
     def drained(self) -> bool:

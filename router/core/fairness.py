@@ -7,8 +7,10 @@ cost / weight. So over any time in which tenants wait, each gets tokens in propo
 send, and one that was away has no claim on the past: an idle share is lent. Every step is O(log n) in tenants and in
 requests.
 
-Who left or was refused is only marked (`queued` False) and dropped when it comes to the head; `Queue` sweeps when
-marks are the majority. With one tenant, the default, this is a line ordered by deadline.
+Who left or was refused is only marked (`queued` False) and dropped when it comes to the head, or when marks are the
+majority of what a list holds, whichever is first: a line may never be empty, or never have its turn. So memory follows
+those who wait, and no step looks at tenants that wait for nothing. With one tenant, the default, this is a line ordered
+by deadline.
 
 Source: P. Goyal, H. Vin and H. Cheng, Start-time fair queuing (1996); cost in tokens after Y. Sheng et al., Fairness in
 serving large language models (2024).
@@ -27,12 +29,16 @@ TENANTS_KEPT: Final = 10_000
 """Tenants remembered that wait for nothing; those that owe least are forgotten first."""
 
 
+SPARE: Final = 64
+"""Marked entries that a list may hold beyond as many as are alive."""
+
+
 class Tenant:
-    """One tenant's line in one band. `done`: virtual time at which its work so far ends; `waiting`: requests in line;
-    `newest`: its requests in order of arrival.
+    """One tenant's line in one band. `done`: virtual time at which its work so far ends; `turning`: it stands among the
+    band's turns; `waiting`: requests in line; `newest`: its requests in order of arrival.
     """
 
-    __slots__ = ("done", "line", "name", "newest", "tag", "waiting", "weight")
+    __slots__ = ("done", "line", "name", "newest", "tag", "turning", "waiting", "weight")
 
     def __init__(self, name: str, weight: float) -> None:
         self.name = name
@@ -41,7 +47,14 @@ class Tenant:
         self.newest: list[Request] = []
         self.waiting = 0
         self.tag = 0.0
+        self.turning = False
         self.done = 0.0
+
+    def tidy(self) -> None:
+        """Drop marked entries, and take over changed deadlines."""
+        self.line = [(each.deadline, number, each) for _, number, each in self.line if each.queued]
+        heapify(self.line)
+        self.newest = [each for each in self.newest if each.queued and not each.ahead]
 
 
 class Band:
@@ -61,12 +74,13 @@ class Band:
         """To its place in its tenant's line."""
         tenant = self.tenants.get(name)
         if tenant is None:
-            if len(self.tenants) > 2 * TENANTS_KEPT:
+            if len(self.tenants) > 2 * TENANTS_KEPT + len(self._turns):
                 self._forget()
             tenant = self.tenants[name] = Tenant(name, weight)
         tenant.weight = weight
         number = next(self._numbers)
-        if not tenant.line:
+        if not tenant.turning:
+            tenant.turning = True
             tenant.tag = max(self._virtual, tenant.done)
             heappush(self._turns, (tenant.tag, number, tenant))
         heappush(tenant.line, (request.deadline, number, request))
@@ -75,11 +89,19 @@ class Band:
         tenant.waiting += 1
         self.waiting += 1
         heappush(self._sizes, (-tenant.waiting / weight, number, tenant))
+        if max(len(tenant.line), len(tenant.newest)) > SPARE + 2 * tenant.waiting:
+            tenant.tidy()
+        if max(len(self._sizes), len(self._turns)) > SPARE + 2 * self.waiting:
+            self._tidy()
 
     def left(self, request: Request) -> None:
-        """It waits no more; its entry is dropped later."""
-        request.tenant.waiting -= 1
+        """It waits no more; its entry is dropped later, with all others when it was the last of its tenant."""
+        tenant = request.tenant
+        tenant.waiting -= 1
         self.waiting -= 1
+        if not tenant.waiting:
+            tenant.line.clear()
+            tenant.newest.clear()
 
     def head(self) -> Request | None:
         """Who is next, left in place."""
@@ -92,7 +114,7 @@ class Band:
             if line:
                 return line[0][2]
             heappop(turns)
-            tenant.newest.clear()
+            tenant.turning = False
         return None
 
     def take(self, cost: float) -> None:
@@ -105,7 +127,7 @@ class Band:
             tenant.tag = tenant.done
             heappush(self._turns, (tenant.tag, number, tenant))
         else:
-            tenant.newest.clear()
+            tenant.turning = False
 
     def largest(self) -> Tenant | None:
         """The tenant with the most requests in line per weight."""
@@ -120,40 +142,40 @@ class Band:
                 heappush(sizes, (now, number, tenant))
         return None
 
-    def last_of(self, tenant: Tenant) -> Request | None:
-        """The request that a tenant sent last, of those that wait."""
-        while tenant.newest:
-            last = tenant.newest[-1]
-            if last.queued and not last.ahead:
-                return last
-            tenant.newest.pop()
-        return None
+    def latest(self, tenant: Tenant) -> Iterator[Request]:
+        """Requests of a tenant that wait, the one it sent last first. To be looked at, not changed meanwhile."""
+        newest = tenant.newest
+        while newest and (not newest[-1].queued or newest[-1].ahead):
+            newest.pop()
+        return (each for each in reversed(newest) if each.queued and not each.ahead)
 
     def sweep(self) -> None:
         """Drop marked entries, and take over changed deadlines."""
-        for tenant in self.tenants.values():
-            tenant.line = [(each.deadline, number, each) for _, number, each in tenant.line if each.queued]
-            heapify(tenant.line)
-            tenant.newest = [each for each in tenant.newest if each.queued]
-        self._turns = [turn for turn in self._turns if turn[2].line]
-        heapify(self._turns)
-        numbers = self._numbers
-        self._sizes = [(-each.waiting / each.weight, next(numbers), each) for each in self._in_line()]
-        heapify(self._sizes)
+        for _, _, tenant in self._turns:
+            tenant.tidy()
+        self._tidy()
 
     def requests(self) -> Iterator[Request]:
         """Everybody who waits, in no order."""
-        for tenant in self.tenants.values():
+        for _, _, tenant in self._turns:
             for _, _, request in tenant.line:
                 if request.queued:
                     yield request
 
-    def _in_line(self) -> Iterator[Tenant]:
-        return (tenant for tenant in self.tenants.values() if tenant.line)
+    def _tidy(self) -> None:
+        """Drop the places of tenants that do not wait, and what their sizes were before."""
+        turns, self._turns = self._turns, []
+        for turn in turns:
+            turn[2].turning = turn[2].waiting > 0
+            if turn[2].turning:
+                self._turns.append(turn)
+        heapify(self._turns)
+        self._sizes = [(-each.waiting / each.weight, number, each) for _, number, each in self._turns]
+        heapify(self._sizes)
 
     def _forget(self) -> None:
         """Drop tenants that wait for nothing, those that owe nothing first."""
-        idle = sorted((tenant for tenant in self.tenants.values() if not tenant.line), key=lambda each: each.done)
+        idle = sorted((tenant for tenant in self.tenants.values() if not tenant.turning), key=lambda each: each.done)
         keep = len(idle) - TENANTS_KEPT
         for index, tenant in enumerate(idle):
             if index < keep or tenant.done <= self._virtual:

@@ -27,7 +27,8 @@ from their endpoint is as certain a sign as a refused connection; one that waite
 one failure of three: it may be the request.
 
 Saturation: 429 and 503 are an engine's way to say that it is full. They are no failure: `full` pauses the endpoint for
-as long as it asks, within bounds, and `limits.py` takes its limit down.
+as long as it asks, within bounds, and `limits.py` takes its limit down. A request speaks for one endpoint only: what
+others say to it then may be about its client's quota, and it must not take all of them out.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ FULL_PAUSE_S = 0.25
 """A full endpoint that does not say when to come back gets nothing for this long."""
 FULL_PAUSE_MAX_S = 10.0
 BUSY_PAUSE_MAX_S = 1.0
-"""A 429 may be about one client's quota, so it pauses the endpoint for everybody only this long."""
+"""A 429 may be about one client's quota, so it pauses the endpoint for everybody only this long; and so does a 503 when
+less than half of the pool would go on: then it may be about the requests, and nobody would be left.
+"""
 
 
 def succeeded(endpoint: Endpoint) -> None:
@@ -144,9 +147,10 @@ def heard(endpoint: Endpoint, at: float) -> bool:
     return True
 
 
-def full(endpoint: Endpoint, status: int, retry_after_s: float | None, now: float) -> None:
-    """It answered that it is full: nothing for as long as it asks."""
-    longest_s = BUSY_PAUSE_MAX_S if status == 429 else FULL_PAUSE_MAX_S
+def full(endpoint: Endpoint, status: int, retry_after_s: float | None, now: float, *, most: bool) -> None:
+    """It answered that it is full: nothing for as long as it asks, within bounds. `most`: less than half of the pool
+    would go on."""
+    longest_s = BUSY_PAUSE_MAX_S if status == 429 or most else FULL_PAUSE_MAX_S
     pause_s = FULL_PAUSE_S if retry_after_s is None else min(max(retry_after_s, FULL_PAUSE_S), longest_s)
     endpoint.paused_until = max(endpoint.paused_until, now + pause_s)
 

@@ -54,7 +54,7 @@ class Buckets:
 
 
 class Meter:
-    """Counters of one model. The `*_now` fields are of the second that runs; `mean_output`: tokens of an answer lately."""
+    """Counters of one model. The `*_now` fields are of the second that runs; `mean_output`: tokens of a stream lately."""
 
     __slots__ = (
         "arrived",
@@ -72,6 +72,8 @@ class Meter:
         "service_sum",
         "shed",
         "shed_now",
+        "streams",
+        "streams_now",
         "tokens_in",
         "tokens_in_now",
         "tokens_out",
@@ -86,7 +88,9 @@ class Meter:
         self.tokens_out: deque[int] = deque(maxlen=SECONDS_KEPT)
         self.shed: deque[int] = deque(maxlen=SECONDS_KEPT)
         self.served: deque[int] = deque(maxlen=SECONDS_KEPT)
+        self.streams: deque[int] = deque(maxlen=SECONDS_KEPT)
         self.arrived_now = self.tokens_in_now = self.tokens_out_now = self.shed_now = self.served_now = 0
+        self.streams_now = 0
         self.arrived_total = 0
         self.mean_output = MEAN_OUTPUT
         self.service_count = 0
@@ -107,13 +111,15 @@ class Meter:
         self.tokens_out.append(self.tokens_out_now)
         self.shed.append(self.shed_now)
         self.served.append(self.served_now)
+        self.streams.append(self.streams_now)
         self.arrived_now = self.tokens_in_now = self.tokens_out_now = self.shed_now = self.served_now = 0
+        self.streams_now = 0
         for _ in range(min(seconds - 1, SECONDS_KEPT)):
-            for ring in (self.arrived, self.tokens_in, self.tokens_out, self.shed, self.served):
+            for ring in (self.arrived, self.tokens_in, self.tokens_out, self.shed, self.served, self.streams):
                 ring.append(0)
-        tokens, served = sum(self.tokens_out), sum(self.served)
-        if tokens and served:
-            self.mean_output = tokens / served
+        tokens, streams = sum(self.tokens_out), sum(self.streams)
+        if tokens and streams:
+            self.mean_output = tokens / streams
 
     def refuse(self, code: str) -> None:
         """Count a refused request under its code (a small fixed set) and as shed."""

@@ -111,6 +111,11 @@ class Model:
     def _by_policy(self, request: Request) -> Endpoint | None:
         return self.candidates.by(request, POLICIES[self.intent.routing.policy])
 
+    def most_spared(self) -> bool:
+        """Would less than half of the endpoints that are to serve go on, if one more paused."""
+        paused = sum(bool(endpoint.paused_until) for endpoint in self.endpoints if endpoint.exists)
+        return (paused + 1) * 2 > self.existing
+
     def shortage(self) -> str:
         """Why a request got no endpoint, in words."""
         existing = [endpoint for endpoint in self.endpoints if endpoint.exists]

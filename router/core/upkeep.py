@@ -55,9 +55,13 @@ class Upkeep:
         """Do what is due by `now`: evictions, half-open endpoints, ramps, complete seconds. An early call does nothing."""
         if now >= self._second_ends:
             self._roll(now)
-        for endpoint in list(self.endpoints.values()):
+        back: set[str] = set()
+        for endpoint in self.endpoints.values():
             if health.resumed(endpoint, now) | health.reopened(endpoint, now):
-                self._refresh(endpoint, now)
+                endpoint.settle()
+                back.add(endpoint.model)
+        for name in sorted(back):  # each once: a pool that was full as a whole comes back as a whole
+            self._refresh(name, now)
         for model in self._tables.models.values():
             if model.ramping:
                 model.ramp(now)
@@ -67,6 +71,7 @@ class Upkeep:
                 refusal = admission.evicted(model.queue, model.shortage(), waited_s, eta_s, freed_per_s)
                 model.meter.refuse(refusal.code)
                 self.effects[request] = refusal
+                self._let_pass(model, now)
 
     def next_deadline(self) -> float | None:
         """The earliest moment at which `expired` has more to do than to count seconds and ramp up; None = nothing is
@@ -150,7 +155,8 @@ class Upkeep:
         if health.probed(endpoint, ok, now):
             self._wake()
         if endpoint.health != before or returns:
-            self._refresh(endpoint, now)
+            endpoint.settle()
+            self._refresh(endpoint.model, now)
             self._after_admin()
 
     def engine_read(self, endpoint_id: str, load: EngineLoad, now: float) -> None:
@@ -161,18 +167,27 @@ class Upkeep:
 
     def first_event(self, endpoint: Endpoint, request: Request, now: float) -> None:
         """A stream begins to answer: how late that is says something about the endpoint."""
+        request.model.meter.streams_now += 1
         limits.first_event(endpoint, now - request.started_at, now)
+        if endpoint.probe is request and endpoint.health == HALF_OPEN:  # others need not wait for its end
+            health.succeeded(endpoint)
+            endpoint.settle()
+            self._refresh(endpoint.model, now)
+            self._after_admin()
 
     def streaming(self, endpoint: Endpoint, heard_at: float, now: float) -> None:
         """An endpoint has event streams under way whose clients read; the newest byte of any came at `heard_at`."""
         if health.heard(endpoint, heard_at):
-            self._refresh(endpoint, now)
+            endpoint.settle()
+            self._refresh(endpoint.model, now)
             self._after_admin()
             return
         model = self.names.get(endpoint.model)
         if model is not None and health.silent(endpoint, now, model.timeouts.progress_s):
             self._wake()
-            self._refresh(endpoint, now)
+            endpoint.settle()
+            self._refresh(endpoint.model, now)
+            self._after_admin()
 
     # ---- inside
 
@@ -187,36 +202,67 @@ class Upkeep:
             endpoint.probe = request
             request.model.refresh(now)
 
-    def _refresh(self, endpoint: Endpoint, now: float) -> None:
-        """An endpoint's health changed outside of a request."""
-        endpoint.settle()
-        model = self.names.get(endpoint.model)
+    def _refresh(self, name: str, now: float) -> None:
+        """The health of a model's endpoints changed outside of a request."""
+        model = self.names.get(name)
         if model is not None:
             model.refresh(now)
             if model.queue.count:
                 self._pump(model, now)
 
     def _pump(self, model: Model, now: float, freed: Endpoint | None = None) -> None:
-        """Free slots go to whose turn it is. `freed`: the only endpoint that can have got room, for nobody waits while
-        another has some; to look for it among 1,000 would cost 25 us.
+        """Free slots go to whose turn it is. `freed`: the one endpoint that may have got room. Those who wait were asked
+        about all others before, so whatever the policy it is this one or none, and nobody looks for it among 1,000.
         """
+        queue = model.queue
+        if freed is not None and (not freed.routable or len(queue.ahead) >= AHEAD_MAX):
+            freed = None
+        if queue.ahead:
+            self._serve_ahead(model, now, freed)
+        self._serve_line(model, now, freed)
+
+    def _serve_ahead(self, model: Model, now: float, freed: Endpoint | None) -> None:
+        """Slots for those whose turn had come before. 1 us for each of them with `freed`."""
         queue, candidates = model.queue, model.candidates
-        for request in list(queue.ahead) if queue.ahead else ():
-            endpoint = candidates.again(request)
+        for request in list(queue.ahead):
+            if freed is None:
+                endpoint = candidates.again(request)
+                if endpoint is None and candidates.least() is None:
+                    return
+            elif freed.in_flight >= freed.limit:
+                return
+            elif not candidates.fits(request)(freed):
+                continue
+            else:
+                endpoint = candidates.again(request) if freed in request.tried else freed
             if endpoint is not None:
                 queue.discard(request, now)
                 self._start(request, endpoint, now)
-        if candidates.sized is not None:
-            freed = None
+
+    def _serve_line(self, model: Model, now: float, freed: Endpoint | None) -> None:
+        """Slots for all others, in turn; who is too long for those that have room steps ahead, and others pass."""
+        queue, candidates = model.queue, model.candidates
         while (head := queue.head()) is not None:
-            endpoint = model.pick(head) if freed is None else freed.with_room
+            if freed is None:
+                endpoint = model.pick(head)
+            elif freed.in_flight >= freed.limit:
+                return
+            else:
+                endpoint = freed if candidates.fits(head)(freed) else None
             if endpoint is not None:
                 queue.take(head, model.meter.mean_output, now)
                 self._start(head, endpoint, now)
             elif candidates.sized is not None and len(queue.ahead) < AHEAD_MAX and candidates.least() is not None:
-                queue.step_ahead(head, model.meter.mean_output)  # too long for those that have room: others pass
+                queue.step_ahead(head, model.meter.mean_output)
             else:
                 return
+
+    def _let_pass(self, model: Model, now: float) -> None:
+        """Somebody came into the line or left it: another may be first, and too long for those that have room, or not."""
+        queue = model.queue
+        ahead = len(queue.ahead)
+        if model.candidates.sized is not None and (queue.count - ahead == 1 or ahead >= AHEAD_MAX - 1):
+            self._serve_line(model, now, None)
 
     def _start(self, request: Request, endpoint: Endpoint, now: float) -> None:
         self._bind(request, endpoint, now)
@@ -263,5 +309,5 @@ class Upkeep:
                 if endpoint.squeeze < 1 and limits.recovered(endpoint, now):
                     model_of = self.names.get(endpoint.model)
                     if model_of is not None and model_of.queue.count:
-                        self._pump(model_of, now)
+                        self._pump(model_of, now, endpoint)
         self._second_ends = self._boot_at + self._second + 1

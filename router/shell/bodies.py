@@ -26,6 +26,8 @@ class Asked(msgspec.Struct):
     model: Any = None
     stream: Any = None
     max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
 
 
 NOTHING: Final = Asked()
@@ -45,10 +47,13 @@ def read_json(body: bytes | bytearray) -> Asked:
         return NOTHING
 
 
-def tokens_of(max_tokens: Any) -> int:
-    """Output tokens asked for; 0 when it is not a sensible number."""
-    if isinstance(max_tokens, int | float) and 0 < max_tokens <= TOKENS_MAX:
-        return int(max_tokens)
+def tokens_of(told: Asked) -> int:
+    """Output tokens that may be asked for; 0 when there is no sensible number. The new name counts before the old one,
+    as in engines.
+    """
+    for bound in (told.max_completion_tokens, told.max_output_tokens, told.max_tokens):
+        if bound is not None and isinstance(bound, int | float) and 0 < bound <= TOKENS_MAX:
+            return int(bound)
     return 0
 
 

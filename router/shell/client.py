@@ -370,6 +370,13 @@ class Client(asyncio.Protocol):
         if self.exchange is not None and self.exchange.upstream is not None:
             self.exchange.upstream.resume()
 
+    def eof_received(self) -> None:
+        """asyncio: the client sends no more: it is gone. Closing in order would wait for it to read what it was sent, and
+        its generation would go on meanwhile.
+        """
+        if self.state == BUSY:
+            self.transport.abort()
+
     def connection_lost(self, error: Exception | None) -> None:
         """asyncio: the client is gone. Whatever was done for it is stopped."""
         plane = self.plane

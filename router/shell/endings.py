@@ -7,6 +7,7 @@ The slot is held until the last byte. How an attempt ends when the engine's conn
 | reused connection, no byte back            | `plane.replay`: the same endpoint once more, on a fresh connection     |
 | no byte back                               | `plane.attempt_failed`: the ladder decides                             |
 | part of a head                             | 502                                                                    |
+| behind the event that ends a stream        | terminal chunk: nothing is missing                                     |
 | inside an event stream                     | half event dropped, error event, terminal chunk; the connection lives  |
 | the same, to a client that gets no chunks  | half event dropped, error event, the connection is closed in order     |
 | inside an event that is forwarded in parts | the client is cut off: inside an event nothing else can be said        |
@@ -30,8 +31,8 @@ from router.core.refusals import CUT as CUT_OFF
 from router.shell.answers import form_of
 from router.shell.connection import CONNECTING, EVENTS, FIRST_EVENT, HEAD, IDLE, UNCHUNK, UNTIL_END, EngineConnection
 from router.shell.exchange import Exchange
-from router.shell.framing import TERMINAL, chunk
-from router.shell.streams import Regrouping
+from router.shell.framing import TERMINAL, Chunks, chunk
+from router.shell.streams import Regrouping, ends_well
 
 REPLAY_AFTER_S: Final = 0.05
 """A replay waits this long, its slot held. A killed process closes its connections before its listener (seen on Linux
@@ -46,8 +47,9 @@ class EndingConnection(EngineConnection):
     when its first event came, for other answers the first byte.
     """
 
-    __slots__ = ("_status", "events", "first_at", "groups", "meter")
+    __slots__ = ("_chunks", "_status", "events", "first_at", "groups", "meter")
 
+    _chunks: Chunks | None
     _status: int
     events: int
     first_at: float
@@ -140,6 +142,11 @@ class EndingConnection(EngineConnection):
         if exchange is not None:  # else the client left meanwhile, or a bound passed
             self.plane.replay(exchange)
 
+    def _last_events(self, groups: Regrouping) -> bytes:
+        """What of an event stream was forwarded last."""
+        pieces = self._chunks.pieces if self._chunks is not None and self.state in (FIRST_EVENT, EVENTS) else []
+        return pieces[-1] if pieces else groups.given
+
     def _cut(self, exchange: Exchange, outcome: int, refusal: Refusal) -> None:
         """The exchange ends without a whole answer: say so in the way that the client's side still allows."""
         plane, state = self.plane, self.state
@@ -148,6 +155,9 @@ class EndingConnection(EngineConnection):
             exchange.events = self.events
         if state in (CONNECTING, HEAD):
             plane.refused(exchange, outcome, refusal)
+        elif groups is not None and not groups.torn and ends_well(self._last_events(groups)):
+            exchange.client.write(TERMINAL if state in (FIRST_EVENT, EVENTS) else b"")
+            plane.ended(exchange, outcome)  # the engine failed, its answer did not
         elif groups is not None and not groups.torn:
             plane.counters.error_events += 1
             form = form_of(exchange.head.line.target)

@@ -67,7 +67,7 @@ class Exchange(Request):
         if body and not head.encoded:
             if head.form is None:
                 told = read_json(body)
-                self.tokens += tokens_of(told.max_tokens)
+                self.tokens += tokens_of(told)
                 if asked is None and isinstance(told.model, str):
                     return told.model
             elif asked is None:

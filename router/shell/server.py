@@ -143,6 +143,21 @@ class Server:
         for number in (signal.SIGTERM, *((signal.SIGINT,) if self._parent is None else ())):
             self._loop.add_signal_handler(number, self._on_signal, number)
         self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        try:
+            await self._live()
+        finally:
+            self._plane.close()
+            if self._lines is not None:
+                if self._plane.access_log is not None:
+                    self._plane.access_log.flush()
+                await asyncio.to_thread(self._lines.close, LOG_CLOSE_S)
+        async with self._storing:  # whoever sent a table may have left before it was stored
+            pass
+        log.info("stopped")
+        return 0
+
+    async def _live(self) -> None:
+        """With the tasks beside the data path: wait until it may serve, and serve."""
         async with asyncio.TaskGroup() as group:
             self._plane.start()
             sides = [group.create_task(kept_running(name, side)) for name, side in self._sides().items()]
@@ -157,23 +172,21 @@ class Server:
             await self._serve()
             for side in sides:
                 side.cancel()
-        if self._plane.access_log is not None and self._lines is not None:
-            self._plane.access_log.flush()
-            await asyncio.to_thread(self._lines.close, LOG_CLOSE_S)
-        log.info("stopped")
-        return 0
 
     async def _serve(self) -> None:
-        """Open, until it is time to leave and everybody is answered."""
+        """Open, until it is time to leave and everybody is answered; cancelled, everybody is cut off."""
         async with admin_site(self._admin, self._admin_socket) as site:
             listener = await self._loop.create_server(self._plane.protocol, sock=self._data, backlog=BACKLOG)
-            self._say_ready()
-            if self._lines is not None:
-                self._lines.start()
-            await self._signalled.wait()
-            await self._leave(listener, site)
-            self._plane.close()
-            self._admin.close()
+            try:
+                self._say_ready()
+                if self._lines is not None:
+                    self._lines.start()
+                await self._signalled.wait()
+                await self._leave(listener, site)
+            finally:
+                listener.close()
+                self._plane.close()
+                self._admin.close()
 
     def _sides(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """Tasks beside the data path."""

@@ -59,17 +59,24 @@ def only_comments(pieces: list[bytes]) -> bool:
     return all(line.startswith(b":") or not line for line in b"".join(pieces).splitlines())
 
 
+def ends_well(events: bytes) -> bool:
+    """Is the last of these whole events the one with which its protocol ends a stream: then nothing is missing."""
+    last = events.replace(b"\r\n", b"\n").rstrip(b"\n").rpartition(b"\n\n")[2]
+    return last.endswith(b"data: [DONE]") or last.startswith((b"event: message_stop\n", b"event: response.completed\n"))
+
+
 class Regrouping:
     """One stream's held bytes. `torn`: the client stands inside an event · `first`: number of the stream's first event,
-    where events have numbers.
+    where events have numbers · `given`: what `take` gave last.
     """
 
-    __slots__ = ("first", "held", "torn")
+    __slots__ = ("first", "given", "held", "torn")
 
     def __init__(self) -> None:
         self.held = bytearray()
         self.torn = False
         self.first = 0
+        self.given = b""
 
     def take(self, body: bytes) -> bytes:
         """Body bytes of one read; gives those that may be written now: up to the end of the last whole event."""
@@ -90,6 +97,7 @@ class Regrouping:
         else:
             whole = bytes(held[:end])
             del held[:end]
+        self.given = whole
         return whole
 
     def rest(self, body: bytes) -> bytes:

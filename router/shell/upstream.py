@@ -37,7 +37,6 @@ class Upstream(EndingConnection):
     """
 
     __slots__ = (
-        "_chunks",
         "_feed",
         "_left",
         "_pieces",
@@ -45,7 +44,6 @@ class Upstream(EndingConnection):
         "_through",
     )
 
-    _chunks: Chunks | None
     _feed: Callable[[bytes], None]
     _left: int
     _pieces: list[bytes]
@@ -64,9 +62,11 @@ class Upstream(EndingConnection):
         if state == EVENTS:
             self.stamp = self.plane.tick
             pieces = self._pieces
+            pieces.clear()  # what the last read gave stays until now: if the engine dies, was that the stream's end
             try:
                 self._feed(data)
             except BadChunk:
+                pieces.clear()
                 self._broken()
                 return
             count = 0
@@ -77,7 +77,6 @@ class Upstream(EndingConnection):
                 elif piece[-2:] == b"\n\n":
                     count = events_in(piece)
             if count:  # the read ends with a whole event in a whole chunk, and so did all before it
-                pieces.clear()
                 self.events += count
                 self.meter.tokens_out_now += count
                 self._write(data)

@@ -24,18 +24,18 @@ from router.shell.sockets import raise_file_limit
 async def work(control: socket.socket, data: socket.socket, admin: socket.socket) -> int:
     """The whole life of a worker on the running loop."""
     line = await Line.over(control)
-    settings = await line.hear_settings()
-    configure_logs(settings.log_level, router=settings.name)
     try:
+        settings = await line.hear_settings()
+        configure_logs(settings.log_level, router=settings.name)
         return await Server(settings, data, admin, line).run()
     except RouterError as error:
         line.say("failed", why=str(error))
         return error.exit_code
     finally:
         line.close()
-        await asyncio.sleep(0)  # what was said last leaves
         data.close()
         admin.close()
+        await asyncio.sleep(0)  # what was said last leaves
 
 
 def main(words: list[str]) -> int:

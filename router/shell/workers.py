@@ -132,21 +132,26 @@ class Parent:
         self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._loop.add_signal_handler(signal.SIGUSR2, self._replace.set)
         failure: RouterError | None = None
-        async with asyncio.TaskGroup() as self._group:
-            try:
-                await self._first()
-            except RouterError as error:
-                if not self._stopping.is_set():
-                    failure = error
-                self._on_stop(None)
-                self._on_stop(None)
-            keepers = [self._group.create_task(self._keep(slot)) for slot in self._slots]
-            keepers.append(self._group.create_task(self._replacements()))
-            await self._stopping.wait()
-            for keeper in keepers:
-                keeper.cancel()
-            self._data.close()
-            await self._end()
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                try:
+                    await self._first()
+                except RouterError as error:
+                    if not self._stopping.is_set():
+                        failure = error
+                    self._on_stop(None)
+                    self._on_stop(None)
+                keepers = [self._group.create_task(self._keep(slot)) for slot in self._slots]
+                keepers.append(self._group.create_task(self._replacements()))
+                await self._stopping.wait()
+                for keeper in keepers:
+                    keeper.cancel()
+                self._data.close()
+                await self._end()
+        finally:
+            for worker in tuple(self._alive):  # cut short, by a bug say: nobody would watch them any more
+                worker.kill()
+                worker.line.close()
         if failure is not None:
             raise failure
         log.info("stopped")
@@ -171,14 +176,21 @@ class Parent:
         """A new worker for a slot that has read its tables and waits. Raises `RouterError`; then it is ended."""
         ours, theirs = socket.socketpair()
         with theirs:
+            line = await Line.over(ours)  # first: between its start and its watch nothing may be waited for
             descriptors = (theirs.fileno(), self._data.fileno(), slot.admin.fileno())
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "router.shell.worker", *map(str, descriptors)),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=descriptors,
-                env=environment(),
-            )
-        worker = Worker(process, await Line.over(ours), self._loop.time())
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "router.shell.worker", *map(str, descriptors)),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    env=environment(),
+                )
+            except BaseException as error:
+                line.close()
+                if isinstance(error, OSError):  # no process, memory or file descriptor left: there may be one later
+                    raise WorkerFailed(f"a worker process cannot be made: {error}") from error
+                raise
+        worker = Worker(process, line, self._loop.time())
         self._alive.add(worker)
         self._group.create_task(self._watch(slot, worker))
         worker.line.say_settings(slot.settings)
@@ -186,7 +198,7 @@ class Parent:
             worker.line.say("stop")
         try:
             await worker.said("ready", START_BOUND_S)
-        except RouterError:
+        except BaseException:  # a cancellation too: nobody would tell it to serve
             worker.kill()
             raise
         return worker

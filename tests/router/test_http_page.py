@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from router.shell.client import PIPELINED_MAX
 from router.shell.descriptors import clients_within
 from router.shell.driver import CROWDED_IDLE_S
@@ -11,6 +13,7 @@ from router.shell.memory import LET_IN_PART
 from tests.router.pages import PAGE
 
 
+@pytest.mark.fault("R14")
 def test_the_limits_on_the_page() -> None:
     limits, page = Limits(), PAGE.read_text(encoding="utf-8")
     for row in (

@@ -214,6 +214,7 @@ async def test_a_request_fed_byte_by_byte() -> None:
         assert (await caller.answer()).status == 200
 
 
+@pytest.mark.fault("R29")
 @on_uvloop
 async def test_expect_100_continue() -> None:
     async with Site(json_answer()) as site:

@@ -145,3 +145,49 @@ def test_the_core_holds_nothing_of_requests_that_are_over() -> None:
     later = [round_of_requests() for _ in range(4)][-1]
     assert story.dispatcher.model_states()[0].in_flight == 0
     assert later - warm < 300, "4,000 requests later"
+
+
+@on_uvloop
+async def test_the_shell_holds_nothing_of_requests_that_are_over() -> None:
+    rng = random.Random(1)
+    kinds = (
+        json_answer(),
+        json_answer(status=b"500 Oops"),
+        raw_answer(SSE_HEAD + chunk(event(0)), chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"),
+        raw_answer(SSE_HEAD + chunk(event(0))[:20], close=True),
+        raw_answer(abort=True),
+    )
+
+    async def behave(received: Received, writer: asyncio.StreamWriter) -> None:
+        await rng.choices(kinds, (5, 1, 5, 1, 1))[0](received, writer)  # seldom three failures in a row
+
+    async with Site(*[behave] * 4, limit=2) as site:
+
+        async def client() -> None:
+            caller = await site.call()
+            for _ in range(4):
+                caller.writer.write(post())
+                try:
+                    async with asyncio.timeout(10 if rng.random() < 0.8 else 0.002):
+                        await caller.answer()
+                except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+                    break
+            caller.leave()
+            site.callers.remove(caller)
+
+        async def round_of_requests() -> int:
+            for _ in range(2):
+                await asyncio.gather(*(client() for _ in range(24)))
+            await site.settled()
+            for engine in site.engines:
+                engine.received.clear()
+                engine.drop_connections()
+            await asyncio.sleep(0.3)  # a beat: marks of those that left are dropped
+            gc.collect()
+            return sys.getallocatedblocks()
+
+        # The smallest of several: who left a queue is dropped from it when its turn comes or marks are the majority.
+        warm = min([await round_of_requests() for _ in range(4)])
+        minted = site.plane.minted
+        later = min([await round_of_requests() for _ in range(4)])
+        assert later - warm < (site.plane.minted - minted) / 2, f"{site.plane.minted - minted} requests later"

@@ -262,3 +262,29 @@ async def test_a_stream_that_is_refused_before_its_head_gets_a_status_and_json(p
     head, _, body = transport.sent.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\n")
     assert "does not exist" in str(json.loads(body)["error"])
+
+
+@on_uvloop
+@pytest.mark.fault("R11")
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/chat/completions", b"data: [DONE]\n\n"),
+        ("/v1/chat/completions", b"data: [DONE]\r\n\r\n"),
+        ("/v1/messages", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),
+        ("/v1/responses", b'event: response.completed\ndata: {"type":"response.completed"}\n\n'),
+    ],
+)
+async def test_an_engine_that_dies_behind_the_end_of_its_stream_took_nothing_along(path: str, end: bytes) -> None:
+    for parts in (
+        (SSE_HEAD + chunk(EVENT), chunk(end)),
+        (SSE_HEAD + chunk(EVENT) + chunk(end),),
+        (SSE_HEAD, chunk(EVENT + end)),
+    ):
+        told = Told(ask(path), *parts)
+        assert told.raw.endswith(b"0\r\n\r\n")
+        assert told.body == EVENT + end
+        assert told.plane.counters.error_events == 0
+    told = Told(ask(path), SSE_HEAD + chunk(EVENT), chunk(end) + b"zz\r\n")
+    assert end not in told.body
+    assert told.plane.counters.error_events == 1

@@ -171,6 +171,7 @@ async def test_idempotent_requests_are_sent_again_elsewhere_with_the_next_id() -
         await site.settled()
 
 
+@pytest.mark.fault("R1")
 @on_uvloop
 async def test_queued_requests_leave_connecting_waiting_and_streaming_ones_abort_the_engine() -> None:
     async with Site(never, limit=1) as site:  # waiting for the first byte, and queued behind it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from router.core.dispatcher import Dispatcher
@@ -63,6 +65,25 @@ def table(*endpoints: dict[str, Any], revision: int = 1, **changes: Any) -> Inte
             model[key] = changes.pop(key)
     document = {"source": "test", "epoch": 1, "revision": revision, "models": [model], "endpoints": list(endpoints)}
     return table_from({**document, **changes})
+
+
+def effort(do: Callable[[], object]) -> int:
+    """How much Python is run by `do`, in byte codes: what takes longer the more there is of something, without a clock."""
+    count = 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        do()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 class Story:

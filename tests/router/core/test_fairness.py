@@ -324,3 +324,60 @@ class Plain:
         self.done[name] = tag + cost / self.weights[name]
         self.tags[name] = (self.done[name], number)
         return made
+
+
+@pytest.mark.fault("R24")
+def test_asking_for_a_huge_answer_does_not_lock_its_tenant_out() -> None:
+    """All who name no tenant are one: what one of them says must not cost the others their share for long."""
+    at = story()
+    wait(at, "", tokens=10 + (1 << 20))
+    rest = [wait(at, "") for _ in range(3)]
+    for _ in range(200):
+        wait(at, "other", tokens=10)
+    served = order(at)
+    assert served.index(rest[0]) < 20
+
+
+def test_an_answer_costs_what_streams_have_lately_not_what_others_dilute() -> None:
+    at = Story(endpoint("a", limit=10))
+    (model,) = at.dispatcher.model_states()
+    for _ in range(20):
+        at.end(at.sent())  # not streamed: nobody counted its tokens
+    streamed = at.sent()
+    assert streamed.endpoint is not None
+    at.dispatcher.first_event(streamed.endpoint, streamed, at.now)
+    model.meter.tokens_out_now += 400
+    at.end(streamed)
+    at.later(1)
+    assert model.meter.mean_output == 400
+
+
+@pytest.mark.fault("R24")
+def test_nobody_is_pushed_out_for_one_who_does_not_fit_even_then() -> None:
+    at = story(max_bytes=1000)
+    made = [wait(at, "heavy", size=50) for _ in range(20)]
+    verdict = at.arrive(fields={"x-tenant-id": "light"}, size=900)[1]
+    assert isinstance(verdict, Refusal)
+    assert at.effects() == ([], [])
+    light = wait(at, "light", size=400)
+    assert [each for each, _ in at.effects()[1]] == made[:11:-1]
+    assert order(at) == [made[0], light, *made[1:12]]
+
+
+def test_nobody_is_pushed_out_by_a_tenant_that_would_then_have_more() -> None:
+    at = story(max_bytes=1000)
+    for _ in range(3):
+        wait(at, "heavy", size=300)
+    wait(at, "light", size=100)
+    verdict = at.arrive(fields={"x-tenant-id": "light"}, size=650)[1]  # needs all three of heavy's
+    assert isinstance(verdict, Refusal)
+    assert at.effects() == ([], [])
+
+
+def test_a_large_request_of_a_higher_band_takes_the_room_of_several_lower_ones() -> None:
+    at = story(BANDS, max_bytes=400)
+    batch = wait(at, fields={"x-priority": "batch"})
+    middle = [wait(at) for _ in range(3)]
+    system = wait(at, fields={"x-priority": "system"}, size=250)
+    assert [each for each, _ in at.effects()[1]] == [batch, middle[2], middle[1]]
+    assert order(at) == [system, middle[0]]

@@ -52,6 +52,7 @@ def test_after_a_cut_the_endpoint_gets_nothing_for_a_moment() -> None:
     assert waiting.endpoint is story.at("dying")
 
 
+@pytest.mark.fault("R5")
 @pytest.mark.parametrize("outcome", [CLIENT_ERROR, SATURATED, CLIENT_GONE])
 def test_what_the_client_or_a_full_engine_says_is_neutral(outcome: int) -> None:
     story = Story(endpoint("a"))

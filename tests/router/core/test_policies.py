@@ -12,6 +12,7 @@ from router.core.affinity import Ring, hash_of
 from router.core.dispatcher import QUEUED
 from router.core.endpoints import SUCCESS, Endpoint
 from router.core.picking import POLICIES
+from router.core.upkeep import AHEAD_MAX
 from router.errors import BadTable
 from tests.router.core.story import Asked, Story, endpoint
 
@@ -197,3 +198,25 @@ def test_a_request_of_the_default_kind_has_nothing_to_tell() -> None:
     made = Request()
     assert (made.patience_s, made.field("x"), made.prefix_key()) == (None, None, None)
     assert isinstance(Asked(), Request)
+
+
+@pytest.mark.parametrize("how", ["the long one leaves", "one ahead leaves", "the long one is evicted"])
+def test_when_a_long_prompt_gives_up_the_short_ones_behind_it_go_on(how: str) -> None:
+    rows = [endpoint("small", limit=1, max_input_tokens=100), endpoint("large", limit=1, max_input_tokens=1000)]
+    at = Story(*rows, routing={"queue": {"timeout_s": 1000}})
+    busy = [at.sent(tokens_in=500), at.sent(tokens_in=10)]
+    ahead = [at.arrive(tokens_in=500)[0] for _ in range(AHEAD_MAX)]
+    at.end(busy[1])
+    assert at.started() == []
+    busy[1] = at.sent(tokens_in=10)
+    long = at.arrive(tokens_in=500, patience_s=5.0)[0]
+    short = at.arrive(tokens_in=10)[0]
+    at.end(busy[1])
+    assert at.started() == []  # nobody passes any more
+    if how == "the long one leaves":
+        at.dispatcher.left(long, at.now)
+    elif how == "one ahead leaves":
+        at.dispatcher.left(ahead[3], at.now)
+    else:
+        at.later(6)
+    assert at.started() == [short]
