@@ -1,8 +1,8 @@
 """A real Triton Inference Server for one test: the one in the `nvidia-pytriton` wheel, in an environment of its own.
 
 It needs another numpy than ours, so it lives in `.venv-triton` (or where TIDEGATE_TRITON says), which `make
-engines-triton` makes; nothing of it is imported here. `Triton` serves two models, `echo` and `tokens`, whose code stands beside this file; each request leaves a
-line in a log, with the id that the router gave it.
+engines-triton` makes; nothing of it is imported here. `Triton` serves two models, `echo` and `tokens`, whose code stands
+beside this file; each request leaves a line in a log, with the id that the router gave it.
 """
 
 from __future__ import annotations
