@@ -18,8 +18,8 @@ demo-trace: $(VENV)/.run  ## ten minutes of a recorded trace: make demo-trace TR
 	@test -n "$(TRACES)" || { echo "name the folder of traces: make demo-trace TRACES=DIR" >&2; exit 2; }
 	@$(BIN)/tidegate demo --trace $(TRACES)/requests/azure2023_conv.parquet --seconds 600 $(ARGS)
 
-test: $(VENV)/.dev  ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev  ## all tests, three files at a time: most of the time they wait for processes
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 engines-triton: $(VENV)/.dev $(TRITON)/.installed  ## the tests against a real Triton, which `make test` skips where it is not installed
 	$(BIN)/python -m pytest tests/engines/test_triton.py $(ARGS)

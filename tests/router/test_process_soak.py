@@ -35,7 +35,7 @@ def test_two_thousand_requests_under_faults(processes: Processes, tmp_path: Path
 def test_ctrl_c_ends_every_process(processes: Processes, tmp_path: Path) -> None:
     running = soak(processes, tmp_path, 20_000)
     running.wait_ready(r"^load ", BOUND_S)
-    assert len(processes.left()) > 10
+    assert len(processes.left()) > 5  # two routers and eight engines, less those that are dead at this moment
     running.signal(signal.SIGINT)
     assert running.wait(BOUND_S) == 128 + signal.SIGINT
     assert processes.left() == []
