@@ -203,9 +203,12 @@ async def a_worker_obeys() -> AsyncIterator[Part]:
         with listening("127.0.0.1", 0, "--port") as data, listening("127.0.0.1", 0, "--admin-port") as admin, theirs:
             line = await Line.over(control)
             of = Server(settings(folder, 1), data, admin, line)
-            asyncio.get_running_loop().call_later(0.001, theirs.send, b'{"what":"reload"}\n')
-            asyncio.get_running_loop().call_later(0.002, theirs.close)
+            loop = asyncio.get_running_loop()
+            said = loop.call_later(0.001, theirs.send, b'{"what":"reload"}\n')
+            left = loop.call_later(0.002, theirs.close)
             yield Part(of._obey(line), then=line.close)
+            said.cancel()
+            left.cancel()
 
 
 @story("shell/server.py:Server._save")

@@ -76,7 +76,7 @@ def test_cancelled_at_each_place(of: Story) -> None:
     assert not strange, f"it waits there after all: {strange}"
 
 
-@pytest.mark.fault("R27")
+@pytest.mark.fault("R28")
 @on_uvloop
 async def test_a_table_is_stored_before_the_router_ends_although_who_sent_it_left(
     monkeypatch: pytest.MonkeyPatch,
