@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from functools import cache
 from pathlib import Path
 
@@ -30,3 +30,13 @@ async def ours(processes: Processes, tiny_model: Callable[[int], Path]) -> Async
     """Real llama.cpp replicas behind a real router."""
     async with llamas(processes, tiny_model) as started:
         yield started
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """pytest: a file that is skipped as a whole says so in one line, not in one for each of its tests."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        path, _, reason = report.longrepr
+        report.longrepr = (path, 1, reason)
+    return report
