@@ -155,7 +155,11 @@ class AccessLog:
             outcome = OUTCOMES[outcome]
         endpoint, first_at = exchange.sent_to, exchange.first_at
         arrived_at = getattr(exchange, "arrived_at", None)  # unset, as the next two, while it was not a whole request
-        asked, tenant, client_id = getattr(exchange, "asked", None), getattr(exchange, "tenant", None), head.client_id
+        asked, tenant, client_id = (
+            getattr(exchange, "asked", None),
+            getattr(exchange, "tenant_name", None),
+            head.client_id,
+        )
         stream = exchange.events >= 0
         return Line(
             self._instant(now + ahead_s),
@@ -166,7 +170,7 @@ class AccessLog:
             head.line.method.decode(),
             self._path(head.line.target),
             None if asked is None else asked[:NAME_CHARS_MAX],
-            None if tenant is None else str(tenant)[:NAME_CHARS_MAX],
+            tenant or None,
             exchange.status or None,
             outcome,
             None if endpoint is None else endpoint.id,

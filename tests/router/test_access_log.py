@@ -321,3 +321,15 @@ def test_a_pipe_gets_whole_lines_in_pieces_that_it_keeps_together() -> None:
         found.append(whole_lines(lines, start))
         start += found[-1]
     assert found == [4000, 4000, 1000, 5001]
+
+
+@on_uvloop
+async def test_the_tenant_is_named_whether_its_request_waited_or_not() -> None:
+    async with Logged(json_answer(), limit=1, routing={"tenants": {}}) as logged:
+        callers = [await logged.site.call() for _ in range(4)]
+        for caller in callers:
+            caller.writer.write(post(b'{"model":"m"}', "x-tenant-id: gold"))
+        for caller in callers:
+            assert (await caller.answer()).status == 200
+        await until(lambda: logged.flushed() == 4)
+        assert [row["tenant"] for row in logged.shelf.lines] == ["gold"] * 4
