@@ -168,8 +168,6 @@ class Dispatcher(Upkeep):
         if other is not None:
             self._bind(request, other, now)
             return other
-        if model.order is None:
-            request.band, request.tenant_name, request.tenant_weight = 0, "", 1.0
         model.queue.put_ahead(request, now)
         if model.queue.count == 1:
             self._wake_for(model, now, always=not model.existing)

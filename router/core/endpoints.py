@@ -189,7 +189,7 @@ class Endpoint:
         self.version = intent.version
         self.capacity = self.weight = intent.capacity
         self.told_limit = share_of(intent.limit, share)
-        self.limit = max(1, round(self.told_limit * self.squeeze))
+        self.correct()
         self.max_input_tokens = intent.max_input_tokens
         self.intent: str = intent.intent
         self.starting = intent.starting
@@ -197,6 +197,10 @@ class Endpoint:
         if intent.intent != DRAINING:
             self.drained_told = False
         self.settle()
+
+    def correct(self) -> None:
+        """Put what is told and what is seen of the limit into force."""
+        self.limit = max(1, round(self.told_limit * self.squeeze))
 
     def settle(self) -> None:
         """Refresh `plain`: True when the end of a request on this endpoint needs no second look (active, ready, no

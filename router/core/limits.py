@@ -49,13 +49,6 @@ FALL: Final = 0.2
 RAMP_FROM: Final = 0.1
 
 
-def set_limit(endpoint: Endpoint) -> bool:
-    """Put the correction into force. True when the limit rose."""
-    before = endpoint.limit
-    endpoint.limit = max(1, round(endpoint.told_limit * endpoint.squeeze))
-    return endpoint.limit > before
-
-
 def read(endpoint: Endpoint, load: EngineLoad, read_at: float, now: float) -> None:
     """What an engine reports about itself at `read_at`."""
     endpoint.engine_load = load
@@ -103,7 +96,7 @@ def first_event(endpoint: Endpoint, after_s: float, now: float) -> None:
 def _squeeze(endpoint: Endpoint, squeeze: float, now: float) -> None:
     endpoint.squeezed_at = now
     endpoint.squeeze = min(endpoint.squeeze, max(SQUEEZE_MIN, squeeze))
-    set_limit(endpoint)
+    endpoint.correct()
 
 
 def recovered(endpoint: Endpoint, now: float) -> bool:
@@ -113,8 +106,10 @@ def recovered(endpoint: Endpoint, now: float) -> bool:
     age_s = READING_OLD_S if endpoint.engine_read_at is None else now - endpoint.engine_read_at
     if endpoint.engine_waits and age_s < READING_OLD_S:
         return False
+    before = endpoint.limit
     endpoint.squeeze = min(1.0, endpoint.squeeze + RECOVER_PER_S)
-    return set_limit(endpoint)
+    endpoint.correct()
+    return endpoint.limit > before
 
 
 def ramped(endpoint: Endpoint, now: float, ramp_s: float) -> bool:

@@ -12,7 +12,7 @@ symmetric half an idle large one always beats a small one. With it shares of 1:7
 to 90 % use and at idle, and within 12 % between (simulated).
 Source: M. Mitzenmacher, The power of two choices in randomized load balancing (2001).
 
-Policies (`Profile`) are lists of steps. A step proposes few endpoints, filters them, and takes the one with the lowest
+Policies are lists of steps (`Step`). A step proposes few endpoints, filters them, and takes the one with the lowest
 score; when nobody is left, the next step is asked. `POLICIES` is the registry; a new policy is one row.
 
 | policy      | first                                                      | then                             |
@@ -119,7 +119,7 @@ class Candidates:
     # ---- the default
 
     def two(self, request: Request) -> Endpoint | None:
-        """The better of two choices, the least loaded when that one is full, None when all are. 0.4 us; no filters."""
+        """The better of two choices, the least loaded when that one is full, None when all are. 0.4 us; it asks nothing of the request."""
         last = self.last
         if last < 1:
             if last < 0:
@@ -192,27 +192,6 @@ class Candidates:
             return self.least(fits)
         return found
 
-    def sample(self) -> tuple[Endpoint, ...]:
-        """Two choices, the first one first when their loads leave it open."""
-        chosen = self.two_at_random()
-        if len(chosen) == 2:
-            first, second = chosen
-            if first.in_flight * second.weight > (second.in_flight + MARGIN) * first.weight:
-                return second, first
-        return chosen
-
-    def two_at_random(self) -> tuple[Endpoint, ...]:
-        """One or two different routable endpoints, drawn in proportion to weight."""
-        last, edges = self.last, self.edges
-        if last < 1:
-            return tuple(self.endpoints)
-        x = self._random() * self.total
-        at = bisect_right(edges, x, 0, last)
-        first = self.endpoints[at]
-        before = edges[at] - first.weight
-        y = (x - before) / first.weight * (self.total - first.weight)
-        return first, self.endpoints[bisect_right(edges, y if y < before else y + first.weight, 0, last)]
-
     def owners(self, key: int | None) -> Iterable[Endpoint]:
         """Routable endpoints in the order in which a key prefers them; none without a key."""
         if key is None:
@@ -270,8 +249,12 @@ class Step:
     first_wins: bool = False
 
 
+def _found(endpoint: Endpoint | None) -> tuple[Endpoint, ...]:
+    return () if endpoint is None else (endpoint,)
+
+
 LEAST_LOAD: Final = (
-    Step(propose=lambda candidates, request: candidates.sample(), first_wins=True),
+    Step(propose=lambda candidates, request: _found(candidates.two(request))),
     Step(propose=lambda candidates, request: candidates.endpoints),
 )
 

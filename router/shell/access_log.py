@@ -73,6 +73,7 @@ class Line(msgspec.Struct, kw_only=False, gc=False):
     model: str | None
     """The name asked for, an alias as such."""
     tenant: str | None
+    """Where the model has `tenants`, as the client named it."""
     status: int | None
     """What the client was sent; null when it left before."""
     outcome: str
@@ -367,8 +368,10 @@ class LineWriter:
 
 
 def opened(path: Path) -> int:
-    """A descriptor that appends; readable by others only if the umask says so. Raises `OSError`."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    """A descriptor that appends; readable by others only if the umask says so. Raises `OSError`, also for a named pipe that
+    nobody reads: to wait for its reader would keep the router from its start.
+    """
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
 
 
 def whole_lines(lines: bytes, start: int) -> int:

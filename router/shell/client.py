@@ -286,7 +286,7 @@ class Client(asyncio.Protocol):
             plane.log_end(exchange, code)
         else:
             plane.minted += 1
-            method, _, target = head.partition(b" ")
+            method, target = (*head.split(b" ", 2), b"", b"")[:2]
             form, head_only = answers.form_of(target), method == b"HEAD"
             minted = b"%b-%x" % (plane.boot, plane.minted)
             client_id = client_id_in(head or self._held)

@@ -3,9 +3,10 @@
 `DataPlane` is what the server starts: it makes a protocol per client connection, keeps the counters, and is where
 both sides meet: a client hands it requests, an engine's connection tells it how they end, and what the dispatcher
 decides is carried out here, one waiting request after the other: a bug with one of them costs that one only. The
-parts: `client.py` (client connections), `exchange.py` (one request), `upstream.py` (engine connections), `lines.py`,
-`heads.py`, `framing.py`, `bodies.py`, `large_body.py`, `streams.py` (bytes), `memory.py` (bytes held), `answers.py`
-(own answers), `driver.py` (time).
+parts: `client.py` (client connections), `exchange.py` (one request), `connection.py`, `upstream.py`, `endings.py` (engine
+connections), `lines.py`, `heads.py`, `framing.py`, `bodies.py`, `large_body.py`, `prefix.py`, `streams.py`,
+`saturated.py` (bytes), `memory.py`, `descriptors.py` (what is held), `answers.py` (own answers), `access_log.py`,
+`driver.py` (time).
 """
 
 from __future__ import annotations

@@ -333,3 +333,18 @@ async def test_the_tenant_is_named_whether_its_request_waited_or_not() -> None:
             assert (await caller.answer()).status == 200
         await until(lambda: logged.flushed() == 4)
         assert [row["tenant"] for row in logged.shelf.lines] == ["gold"] * 4
+
+
+def test_a_pipe_without_a_reader_is_refused_at_the_start_and_waits_for_nobody(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BadInput, match=r"--access-log: .*pipe cannot be written to"):
+        LineWriter(str(pipe)).open()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = LineWriter(str(pipe))
+    writer.open()
+    writer.put(b'{"a":1}\n', 1)
+    writer.start()
+    writer.close(5)
+    assert os.read(reader, 100) == b'{"a":1}\n'
+    os.close(reader)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from router.shell import lines
+from router.shell.answers import form_of
 from router.shell.heads import END, read_answer, read_request
 from router.shell.lines import BadHead
 from tests.router.wire import Site, json_answer, on_uvloop
@@ -137,6 +138,21 @@ async def test_a_refused_head_is_answered_in_the_form_of_its_path_and_method() -
         caller = await site.call()
         caller.writer.write(b"HEAD /v1/models HTTP/1.1\r\n\r\n")
         assert (await caller.closed()).endswith(b"\r\n\r\n")
+
+
+@pytest.mark.fault("R18")
+@pytest.mark.parametrize(
+    "path", ["/v1/messages", "/v1/responses", "/generate", "/generate_stream", "/completion", "/v2/x"]
+)
+@pytest.mark.parametrize("more", ["", "?beta=true"])
+@on_uvloop
+async def test_a_head_is_refused_in_the_form_of_its_exact_path(path: str, more: str) -> None:
+    async with Site(json_answer()) as site:
+        head = f"POST {path}{more} HTTP/1.1\r\nHost: a\r\nExpect: miracles\r\nContent-Length: 0\r\n\r\n"
+        answer = await site.ask(head.encode())
+        words = "the only expectation understood is 100-continue"
+        assert answer.status == 417
+        assert answer.body == form_of(path.encode()).body(417, "bad_request", words)
 
 
 @pytest.mark.fault("R29")
